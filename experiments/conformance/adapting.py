@@ -18,7 +18,7 @@ from policies.adapters.unified_paging import UnifiedPaging
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.prediction.histogram import RunningHistogram
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 
 W = TypeVar("W", bound=World)
 

@@ -21,7 +21,7 @@ from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.s3 import S3
 from policies.scheduling.shortest_job import ShortestJobFirst, ShortestRemaining
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 
 
 @st.composite

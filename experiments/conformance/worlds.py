@@ -24,8 +24,7 @@ from policies.scheduling.fcfs import Fcfs
 from sim.cluster.fleet import Fleet
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
-from sim.engine.links import Links
-from sim.engine.replica_pool import ReplicaPool
+from sim.engine.replica_pool import Links, ReplicaPool
 from sim.records.run import RunRecords
 from sim.workload.base import Arrival, WorkloadNotes
 

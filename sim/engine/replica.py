@@ -35,9 +35,8 @@ from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
 from sim.engine.frontend import Enter, Pending
 from sim.engine.iteration_times import RunningStep, scaled_ends_s, shape_of
-from sim.engine.links import Copies
 from sim.engine.recorder import Recorder
-from sim.engine.replica_pool import ReplicaPool, RunContext
+from sim.engine.replica_pool import Copies, ReplicaPool, RunContext
 from sim.records.requests import Status
 from sim.workload.distributions import stream
 

@@ -44,8 +44,7 @@ from policies.user_code import name_of, traits_of
 from sim.cluster.failures import Failures, Recovery
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.frontend import Frontend
-from sim.engine.links import Links
-from sim.engine.replica_pool import ROLES, ReplicaPool
+from sim.engine.replica_pool import ROLES, Links, ReplicaPool
 from sim.metrics.slo import WORKLOAD_TERMS, Slo
 from sim.records.run import ReplicaRecord, RunRecords
 from sim.setup.combinations import check_pool

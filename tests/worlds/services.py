@@ -22,8 +22,7 @@ from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.settings import SimSettings
 from sim.cluster.simulation import Simulation
-from sim.engine.links import Links
-from sim.engine.replica_pool import ReplicaPool
+from sim.engine.replica_pool import Links, ReplicaPool
 from sim.records.run import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from tests.worlds.clusters import Cluster, draw_recovery, toy_network

@@ -26,8 +26,7 @@ from policies.core.request import Request
 from policies.routing.load_balancing import RoundRobin
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
-from sim.engine.links import Links
-from sim.engine.replica_pool import ReplicaPool
+from sim.engine.replica_pool import Links, ReplicaPool
 from sim.metrics.utilisation import iteration_shape
 from sim.records.requests import Status
 from sim.records.run import RunRecords

@@ -27,7 +27,7 @@ from policies.scheduling.deadlines import LeastSlack
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import OnlineBatch
 from policies.scheduling.shortest_job import ShortestRemaining
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 
 NAMES = "abcdef"
 SHORT_MLFQ = Mlfq(quantum_tokens=4, num_levels=4, starvation_s=40 * TICK_S)

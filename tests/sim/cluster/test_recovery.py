@@ -9,7 +9,7 @@ from policies.core.request import Branching
 from policies.scaling.scheduled import Scheduled
 from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Recovery, Scripted
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 from sim.metrics.fleet import failure_use
 from sim.metrics.output import check_conservation
 from sim.records.run import FailureKind

@@ -13,7 +13,7 @@ from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
 from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.s3 import S3
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 from tests.worlds.services import Service
 from tests.worlds.speculating import speculating
 

@@ -19,7 +19,7 @@ from policies.batching.tgi import Tgi
 from policies.caching.paged import Paged
 from policies.routing.adapter_aware import AdapterAffinity, Dedicated
 from policies.routing.load_balancing import RoundRobin
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 from sim.records.run import events_table
 from sim.settings.scenario import build_scenario
 

@@ -15,8 +15,8 @@ from policies.caching.prefix import PrefixCaching
 from policies.core.request import Branching
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
-from sim.engine.links import Links
 from sim.engine.replica import MAX_LEAP
+from sim.engine.replica_pool import Links
 from tests.examples import examples
 from tests.worlds.rooflines import small_roofline
 

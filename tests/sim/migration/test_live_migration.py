@@ -7,7 +7,7 @@ from policies.core.request import Branching
 from policies.migration import Move
 from policies.user_code import WrongDecisionError
 from sim.cluster.clients import Retries
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 from sim.metrics.features import migration_figures
 from sim.metrics.output import check_conservation
 from sim.metrics.token_times import token_times

@@ -14,7 +14,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.core.engine import EngineCore
 from policies.core.plan import Cause
 from policies.scheduling.fcfs import Fcfs
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 from sim.records.event_rows import WAIT_COLUMNS, WAITS
 from sim.records.run import events_table
 

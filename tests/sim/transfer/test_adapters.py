@@ -9,7 +9,7 @@ from experiments.conformance.toys import TICK_S
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.serving import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 from sim.metrics.output import check_conservation
 from tests.sim.transfer.prefill_and_decode import AT_END, run_world, ticks
 from tests.worlds.services import draw_adapter_services, toy_network

@@ -8,7 +8,7 @@ from experiments.conformance.claims import Claim, claims_of
 from experiments.conformance.new_policy.templates.adapters import MyPolicy
 from experiments.conformance.worlds import Ask, World
 from policies.adapters.serving import Adapter
-from sim.engine.links import Links
+from sim.engine.replica_pool import Links
 
 
 @pytest.mark.parametrize("claim", claims_of(MyPolicy()), ids=str)
