@@ -1,7 +1,7 @@
 """A pool of identical replicas in a run: the factory of their engines, their price, and what they share.
 
 The replicas of a pool have the same division of a model's KV over their ranks; all replicas of a run share
-its context.
+its context. `Links` are those between the memory tiers of a replica, over which `Copies` of KV are made.
 """
 
 from __future__ import annotations
@@ -253,6 +253,3 @@ class RunContext:
     on_end: Callable[[Sequence], None]
     leap: bool = True
     seed: int = 0
-
-
-# DOC of sim.engine.replica_pool: The memory tiers of a replica: the links between them, and the copies of KV over these.

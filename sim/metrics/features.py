@@ -30,9 +30,8 @@ from hwmodels.speculation import SpeculativeModel
 from policies.adapters.serving import AdapterCounts
 from policies.speculation import AcceptanceCounts
 from sim.metrics.definitions import describe, per, times
-from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part, iteration_shape, pieces
 from sim.metrics.sums import Totals
-from sim.metrics.utilisation import iteration_shape, pieces
 from sim.records.event_rows import TIERS, Event
 from sim.records.run import Outcome, RunRecords
 from sim.records.table import AnyTable, Table, column, joined

@@ -30,10 +30,19 @@ from hwmodels.iterations import IterationModel
 from hwmodels.iterations.layout import InFlight
 from hwmodels.speculation import SpeculativeModel
 from sim.metrics.definitions import per, times
-from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
+from sim.metrics.figure import (
+    EndedRun,
+    Figure,
+    FigureSetting,
+    Part,
+    PoolHardware,
+    batch_tokens,
+    iteration_shape,
+    pieces,
+    share_inside,
+)
 from sim.metrics.output import Output, OutputFigure
 from sim.metrics.sums import Totals, weighted_sum
-from sim.metrics.utilisation import PoolHardware, batch_tokens, iteration_shape, pieces, share_inside
 from sim.records.table import AnyTable, column
 
 

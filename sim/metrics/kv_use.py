@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from sim.metrics.definitions import Counts, per, times
 from sim.metrics.distributions import Kept
-from sim.metrics.figure import EndedRun, Figure, FigureSetting, Floats, Part
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Floats, Part, of_pools
 from sim.metrics.sums import Totals, weighted_sum
-from sim.metrics.utilisation import of_pools
 from sim.records.event_rows import TIERS, WAITS, Event
 from sim.records.table import AnyTable, column
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from hwmodels.iterations import IterationModel, IterationShape, UnknownIterationError
 from sim.metrics.definitions import Window, times
+from sim.metrics.figure import one_shape, seconds_inside
 from sim.metrics.result import RunResult
-from sim.metrics.utilisation import one_shape, seconds_inside
 from sim.records.event_rows import WAITS
 from sim.records.run import RunRecords
 from sim.records.table import column

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import Window, per, times
-from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part, batch_tokens
 from sim.metrics.sums import Totals, weighted_sum
-from sim.metrics.utilisation import batch_tokens
 from sim.records.run import RecordChunk, RunRecords
 from sim.records.table import AnyTable, column
 

@@ -19,18 +19,21 @@ from numpy.typing import NDArray
 from hwmodels.iterations import IterationModel
 from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import Distribution, Kept
-from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
-from sim.metrics.measured import Latencies
-from sim.metrics.series import Bins, Block, Ints, Points, PointsByKind, States, added, octave_of, place_of
-from sim.metrics.slo import Slo
-from sim.metrics.utilisation import (
+from sim.metrics.figure import (
     KINDS,
+    EndedRun,
+    Figure,
+    FigureSetting,
+    Part,
     PoolHardware,
     batch_tokens,
     component_seconds,
     iteration_kind,
     pieces,
 )
+from sim.metrics.measured import Latencies
+from sim.metrics.series import Bins, Block, Ints, Points, PointsByKind, States, added, octave_of, place_of
+from sim.metrics.slo import Slo
 from sim.records.run import RecordChunk, RunRecords
 from sim.records.table import AnyTable, Table, column
 

@@ -33,14 +33,22 @@ from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
 from sim.metrics.definitions import Window, measured_window, plain_json, times
 from sim.metrics.dialects import MetricsSettings
 from sim.metrics.features import AdapterUse, KvTransferUse, SpeculationUse, migration_figures
-from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
+from sim.metrics.figure import (
+    EndedRun,
+    Figure,
+    FigureSetting,
+    NewSections,
+    Part,
+    PoolHardware,
+    no_sections,
+    own_figures,
+)
 from sim.metrics.fleet import PoolUse, RetryUse, failure_use, scaling_use
 from sim.metrics.hardware_use import Bill, Cost, HardwareUse, break_even, energy_figures, training_use
 from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import Goodput, Intervals, Latencies, Measured, measure, request_metrics, trimmed
 from sim.metrics.output import IterationCounts, OutputFigure, RequestCounts
 from sim.metrics.slo import Slo
-from sim.metrics.utilisation import PoolHardware
 from sim.metrics.workload import Sections
 from sim.records.run import RecordChunk, RunRecords
 from sim.records.table import AnyTable, column

@@ -20,7 +20,7 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations import IterationModel
 from hwmodels.iterations.layout import Pipeline
 from hwmodels.speculation import SpeculativeModel
-from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, one_shape
+from sim.metrics.figure import KINDS, batch_tokens, iteration_kind, one_shape
 from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request
 from sim.records.run import ReplicaRecord, RunRecords, events_table
 from sim.records.table import AnyTable, column

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from sim.metrics import fleet
 from sim.metrics.definitions import Times, Window
 from sim.metrics.features import acceptance_by_pool
+from sim.metrics.figure import KINDS, rented_s
 from sim.metrics.plots import ALL, MAX_REPLICAS_APART, OVER_TIME, Plots
 from sim.metrics.series import cdf_points
 from sim.metrics.slo import Slo
-from sim.metrics.utilisation import KINDS, rented_s
 from sim.records.run import RunRecords
 from sim.records.table import Table
 from sim.report import numbers

@@ -24,12 +24,11 @@ from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.definitions import Window, plain_json
 from sim.metrics.dialects import MetricsSettings, in_dialects
 from sim.metrics.distributions import EXACT, Kept
-from sim.metrics.figure import FigureSetting, own_figures
+from sim.metrics.figure import FigureSetting, PoolHardware, own_figures
 from sim.metrics.measured import measure
 from sim.metrics.result import RunResult
 from sim.metrics.summary import RunFigures
 from sim.metrics.token_times import known_token_times
-from sim.metrics.utilisation import PoolHardware
 from sim.metrics.workload import OwnLatencies, OwnLatency, SectionFigure
 from sim.records.run import PoolRecord, RecordChunk, RunRecords
 from sim.records.table import AnyTable

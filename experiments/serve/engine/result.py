@@ -9,10 +9,10 @@ from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.settings import full_note
 from hwmodels.costs import PowerModel
 from hwmodels.iterations import IterationModel, UnknownMachine
+from sim.metrics.figure import PoolHardware
 from sim.metrics.measured import measure
 from sim.metrics.result import RunResult
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware
 from sim.setup.scenario import Scenario
 
 Recorder = ServingRecorder | FleetRecorder

@@ -27,7 +27,7 @@ from policies.routing.load_balancing import RoundRobin
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.replica_pool import Links, ReplicaPool
-from sim.metrics.utilisation import iteration_shape
+from sim.metrics.figure import iteration_shape
 from sim.records.requests import Status
 from sim.records.run import RunRecords
 from sim.setup.scenario import Scenario

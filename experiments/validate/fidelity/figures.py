@@ -17,8 +17,8 @@ from experiments.validate.fidelity.measured import Measured
 from experiments.validate.fidelity.metrics import LATENCIES
 from sim.metrics.definitions import Counts, Times
 from sim.metrics.distributions import Values
+from sim.metrics.figure import KINDS, iteration_kind
 from sim.metrics.series import cdf_points
-from sim.metrics.utilisation import KINDS, iteration_kind
 from sim.report.chart import BLUE, KIND_COLOURS, ORANGE, log_axis, styled, time_unit
 from sim.report.plots import MARKED
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from experiments.validate.fidelity.measured import Measured
 from hwmodels.iterations import COUNTED, IterationModel
+from sim.metrics.figure import KINDS, iteration_kind, iteration_shape
 from sim.metrics.series import octaves
-from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

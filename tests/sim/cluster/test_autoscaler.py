@@ -15,8 +15,8 @@ from policies.routing.load_balancing import LeastOutstanding
 from policies.scaling.reactive import Utilisation
 from policies.scaling.scheduled import Scheduled
 from sim.cluster.failures import Failures, Scripted
+from sim.metrics.figure import PoolHardware
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware
 from sim.records.run import FailureKind
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario

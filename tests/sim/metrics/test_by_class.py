@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from sim.metrics.by_class import MAX_CLASSES, ByPriority, ByTenant
 from sim.metrics.definitions import Window
 from sim.metrics.dialects import MetricsSettings
+from sim.metrics.figure import PoolHardware
 from sim.metrics.measured import request_metrics
 from sim.metrics.output import COUNTS
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from tests.sim.metrics.figures_of import figure_of, part_of
 

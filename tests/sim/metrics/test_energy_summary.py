@@ -19,8 +19,8 @@ import pytest
 
 from hwmodels.costs import EnergySettings, PowerModel
 from sim.metrics.dialects import MetricsSettings
+from sim.metrics.figure import PoolHardware
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware
 from sim.records.run import replicas_throughout
 from sim.report import numbers, wording
 from tests.sim.metrics.small_runs import run_of_three_iterations

@@ -9,9 +9,9 @@ from policies.scaling.scheduled import Scheduled
 from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
 from sim.metrics.definitions import Window
+from sim.metrics.figure import PoolHardware
 from sim.metrics.fleet import failure_use, replicas_over_time, scaling_use
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware
 from sim.records.run import FailureKind
 from tests.sim.metrics.figures_of import pool_figures, retry_use
 from tests.worlds.clusters import WorldPool

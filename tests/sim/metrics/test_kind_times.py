@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sim import simulate
+from sim.metrics.figure import KINDS, component_seconds, iteration_kind
 from sim.metrics.plots import KindTimes
-from sim.metrics.utilisation import KINDS, component_seconds, iteration_kind
 
 NUM_PARTS = 7
 

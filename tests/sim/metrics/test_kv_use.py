@@ -10,7 +10,7 @@ from policies.caching.paged import Paged
 from policies.caching.streaming import StreamingLlm
 from policies.prediction.oracles import OracleWithNoise
 from sim.metrics.definitions import measured_window
-from sim.metrics.utilisation import seconds_inside
+from sim.metrics.figure import seconds_inside
 from tests.sim.metrics.figures_of import kv_waste
 
 SHARES = ("filled", "reserved", "internal", "external", "free")

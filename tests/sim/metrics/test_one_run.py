@@ -6,11 +6,11 @@ import pytest
 
 from sim.metrics.definitions import Window
 from sim.metrics.dialects import MetricsSettings
+from sim.metrics.figure import PoolHardware
 from sim.metrics.measured import Intervals, Latencies, request_metrics
 from sim.metrics.slo import Slo
 from sim.metrics.steady import find_warm_up
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.report.lines import caveats, interval_lines
 from tests.sim.metrics.figures_of import figure_of, part_of

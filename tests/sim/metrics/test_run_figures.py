@@ -23,11 +23,10 @@ from hwmodels.costs import EnergySettings, PowerModel, Tariff
 from policies.core.engine import EngineCore
 from sim import simulate
 from sim.metrics.dialects import MetricsSettings
-from sim.metrics.figure import FigureSetting
+from sim.metrics.figure import FigureSetting, PoolHardware
 from sim.metrics.sketches import PERCENTILE_ERROR, SKETCHED
 from sim.metrics.slo import Slo
 from sim.metrics.summary import RunFigures, summarise
-from sim.metrics.utilisation import PoolHardware
 from tests.worlds.chunks import chunks_of
 from tests.worlds.clusters import draw_clusters, draw_crashes
 from tests.worlds.services import draw_services

@@ -18,8 +18,8 @@ from experiments.conformance.worlds import Ask
 from hwmodels.speculation import PassFlops, SpeculativeModel
 from sim import simulate
 from sim.metrics.dialects import MetricsSettings
+from sim.metrics.figure import PoolHardware, iteration_shape
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware, iteration_shape
 from sim.settings.scenario import build_scenario
 from sim.speculation.acceptance.by_position import ByPosition
 from sim.speculation.acceptance.iid import Iid

@@ -20,11 +20,11 @@ import pandas as pd
 import pytest
 
 from sim.metrics.dialects import MetricsSettings
+from sim.metrics.figure import PoolHardware
 from sim.metrics.measured import request_metrics
 from sim.metrics.output import check_conservation
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware
 from sim.records.run import replicas_throughout
 from tests.sim.metrics.small_runs import run_of_three_iterations
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sim.metrics.figure import iteration_kind, iteration_shape
 from sim.metrics.plots import KindTimes
-from sim.metrics.utilisation import iteration_kind, iteration_shape
 from tests.sim.metrics.figures_of import prefill_time_share
 
 NAMES = ("decode_context_tokens", "prefill_seqs", "prefill_pairs", "prefill_context_tokens", "sampled_seqs")

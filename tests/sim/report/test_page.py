@@ -10,11 +10,11 @@ import pytest
 from hwmodels.iterations import COMPONENTS
 from sim.metrics.definitions import Window
 from sim.metrics.dialects import MetricsSettings
+from sim.metrics.figure import PoolHardware
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware
 from sim.records.event_rows import WAITS
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.report.page import write_report

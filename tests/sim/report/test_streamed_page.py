@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.metrics.figure import FigureSetting
+from sim.metrics.figure import FigureSetting, PoolHardware
 from sim.metrics.plots import PlotFigures
 from sim.metrics.sketches import PERCENTILE_ERROR, SKETCHED
 from sim.metrics.summary import RunFigures
-from sim.metrics.utilisation import PoolHardware
 from sim.report.page import report_sections, write_report
 from sim.report.plots import latency_cdfs
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
