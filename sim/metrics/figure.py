@@ -6,8 +6,8 @@
 
 A run whose tables are at hand is one part. One that streams comes in many, and in shards they go to several
 accumulators, which are merged. What a figure is made of (`Kept`) decides whether percentiles are exact.
-docs/own_metric.md shows how to write one. Figures of hardware read the shapes, kinds and components of iterations
-from their rows.
+docs/own_metric.md shows how to write one. Figures of hardware read the shapes, kinds and components of
+iterations from their rows.
 """
 
 from __future__ import annotations
