@@ -85,7 +85,7 @@ def test_without_a_setting_the_experiments_are_listed(folder, capsys, own):
             ["experiment.expect=[{metric: mfu, arm: mine, at_least_ratio: 2}]"],
             r"experiment.expect\[0\].metric=mfu: is not in the experiment",
         ),
-        (["experiment.sweep={key: workload.rate, values: [1]}"], "arm chunked: workload.rate: no such"),
+        (["experiment.sweep={key: workload.raid, values: [1]}"], "arm chunked: workload.raid: no such"),
         (["experiment.sweep={key: replicas, values: []}"], r"experiment.sweep.values=\[\]: must contain"),
         (["experiment.sweep={key: seed, values: [1]}"], "sweep.key=seed: must not be set here"),
         (

@@ -85,7 +85,7 @@ def test_a_folder_is_a_checkpoint(tmp_path):
         (["time_scale=10"], "time_scale=10"),
         (["serve.text=echo"], "serve.text=echo"),
         (["caching=h2o"], "caching=H2o"),
-        (["pipeline_parallel_size=2"], "pipeline_parallel_size=2"),
+        (["sequence_parallel=true", "tensor_parallel_size=2"], "sequence_parallel"),
         (["adapters=unified_paging"], "adapters=unified_paging"),
         (["adapters=fixed_slots"], "lora_modules"),
         (["speculation=draft_model", "model=llama3_1_8b"], "speculative_config"),
