@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappush, heapreplace
 from typing import Annotated, ClassVar, NamedTuple
 
-from fieldlimits import Checked, Ge, NonNegative, NonNegativeInt, PositiveInt, Share, Unit, check
+from fieldlimits import Checked, Ge, NonNegative, NonNegativeInt, OneOf, PositiveInt, Share, Unit, check
 from policies.caching.content import prompt_segments
 from policies.core.request import Request, Segment
 from policies.routing import ReplicaView
@@ -21,19 +21,28 @@ class PrefixNode:
     A tree can have millions of nodes.
     """
 
-    __slots__ = ("key", "longest", "num_longest", "tokens")
+    __slots__ = ("firsts", "key", "longest", "num_longest", "tokens")
 
     def __init__(self, key: tuple[PrefixNode, int, int] | None) -> None:
         self.key = key  # parent, number of its tokens before this node, content id; None: the root
         self.longest: int | None = None  # the replica that was sent the most tokens, the first of equals
         self.num_longest = 0  # number of tokens sent to that replica
         self.tokens: dict[int, int] | None = None  # tokens sent per replica; None: at most one replica
+        self.firsts: tuple[tuple[int, int], ...] = ()
+        """(number of tokens, replica) before the present longest: who was sent the tokens up to there first."""
 
     def tokens_of(self, replica: int) -> int:
         """Returns the largest number of the segment's tokens that a replica was sent; 0: none."""
         if self.tokens is not None:
             return self.tokens.get(replica, 0)
         return self.num_longest if self.longest == replica else 0
+
+    def owner_of(self, num_tokens: int) -> int | None:
+        """Returns the replica that was sent the last one of so many tokens of the segment first."""
+        for num_first, replica in self.firsts:
+            if num_tokens <= num_first:
+                return replica
+        return self.longest
 
     def lengthen(self, replica: int, num_tokens: int) -> None:
         """Records that a replica was sent more tokens of the segment than before."""
@@ -42,6 +51,8 @@ class PrefixNode:
         elif self.longest is not None and self.longest != replica:
             self.tokens = {self.longest: self.num_longest, replica: num_tokens}
         if num_tokens > self.num_longest:
+            if self.longest is not None and self.longest != replica:
+                self.firsts = (*self.firsts, (self.num_longest, self.longest))
             self.longest, self.num_longest = replica, num_tokens
 
     def forget(self, replica: int) -> int:
@@ -51,20 +62,20 @@ class PrefixNode:
             return num_tokens
         tokens = self.tokens
         num_tokens = tokens.pop(replica)
+        self.firsts = tuple(first for first in self.firsts if first[1] != replica)
         if self.longest == replica:
             self.longest = max(tokens, key=lambda other: (tokens[other], -other))
             self.num_longest = tokens[self.longest]
         if len(tokens) == 1:
-            self.tokens = None
+            self.tokens, self.firsts = None, ()
         return num_tokens
 
 
 class Match(NamedTuple):
-    """The longest prefix of a prompt that was sent before: its tokens, the replica, and the last node."""
+    """The longest prefix of a prompt that was sent before: its tokens, and the replica."""
 
     num_tokens: int
     replica: int | None
-    node: PrefixNode
 
 
 class PrefixTree:
@@ -127,9 +138,9 @@ class PrefixTree:
             heapreplace(sizes, (num_now, position, replica))
 
     def match(self, segments: Sequence[Segment]) -> Match:
-        """Returns the longest prefix sent before, and the replica that was sent the most of its last node.
+        """Returns the longest prefix sent before, and the replica that was sent its last token first.
 
-        The match does not count as a use; `use` marks it.
+        If that replica no longer has it, it is one that has. A match does not count as a use.
         """
         node, before, num_tokens, nodes = self._root, 0, 0, self._nodes
         for content_id, num_in_segment in segments:
@@ -141,12 +152,7 @@ class PrefixTree:
                 num_tokens += child.num_longest
                 break
             num_tokens += num_in_segment
-        return Match(num_tokens, node.longest, node)
-
-    def use(self, match: Match) -> None:
-        """Marks the path of a match as used; it must be the result of the last call of `match`."""
-        if match.replica is not None:
-            self._touch(match.replica, match.node)
+        return Match(num_tokens, node.owner_of(min(before, node.num_longest)))
 
     def insert(self, segments: Sequence[Segment], replica: int) -> None:
         """Records that a prompt was sent to a replica, and marks it as used."""
@@ -196,16 +202,19 @@ class PrefixAffinity(Checked):
 
     The router does not query the replicas: it keeps a tree of the prompts that it has sent to each, which
     only approximates the contents of their caches. While the load is balanced, a prompt goes to the replica
-    with the longest matching prefix if that exceeds the share cache_threshold of the prompt, else to the
-    replica with the smallest tree. If the load is not balanced, it goes to the replica with the fewest
-    outstanding requests:
+    with the longest matching prefix if that exceeds the share cache_threshold of the prompt; of several, to
+    the one that was sent the last token of the match first. A prompt without such a match, and every prompt
+    while the load is not balanced, goes to the replica with the fewest outstanding requests:
 
         most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
 
-    Defaults are those of SGLang's router (sglang-router 0.2 and later: 0.3, 64, 1.5). Differences: SGLang
-    counts characters, this policy tokens; SGLang trims its tree every two minutes, this policy at once; among
-    replicas with equal matches SGLang takes any, this policy the one that was sent the most tokens of the
-    last segment.
+    Defaults and decisions are those of `cache_aware` of SGLang's router (sglang-router 0.3.2) and of vLLM's
+    (vllm-router 0.1.17), with which they are compared
+    (`tests/experiments/serve/clients/test_router_decisions.py`). Differences: those routers count characters,
+    this policy tokens; they trim their trees every two minutes, this policy at once. Where the replica that
+    was sent a token first has forgotten it, they take any that has it, this policy the one that was sent the
+    most tokens of the segment. With unmatched=smallest_tree, a prompt without a match goes to the replica
+    with the smallest tree, as in releases of SGLang's router before 0.3.
     """
 
     cache_threshold: Share = 0.3
@@ -214,6 +223,8 @@ class PrefixAffinity(Checked):
     """Outstanding requests by which the most loaded replica may exceed the least loaded."""
     balance_rel_threshold: Annotated[float, Ge(1)] = 1.5
     """Ratio of the most to the least loaded replica; the load is unbalanced if both are exceeded."""
+    unmatched: Annotated[str, OneOf(("least_outstanding", "smallest_tree"))] = "least_outstanding"
+    """The replica of a prompt without a match: least_outstanding, or smallest_tree."""
     max_tree_tokens: Annotated[PositiveInt, Unit("token")] = 2**24
     """Maximum number of tokens in the tree per replica; about as many as SGLang's 2^26 characters."""
     keeps_together: ClassVar[str] = "prefix"
@@ -245,10 +256,9 @@ class PrefixAffinity(Checked):
         if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
             return least
         match = tree.match(segments)
-        if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
-            return self._positions[match.replica]  # `insert` marks it
-        tree.use(match)
-        return self._positions[tree.smallest]
+        if match.replica is not None and match.num_tokens / num_tokens > self.cache_threshold:
+            return self._positions[match.replica]
+        return least if self.unmatched == "least_outstanding" else self._positions[tree.smallest]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from tests.policies.routing.called import ask, idle, replicas
 
 
 def test_prefix_affinity_follows_the_prefix_while_load_is_balanced():
-    routing, views = PrefixAffinity(balance_abs_threshold=2), idle(3)
+    routing, views = PrefixAffinity(balance_abs_threshold=2, unmatched="smallest_tree"), idle(3)
 
     def choose(*pieces):
         return routing.choose(ask(0, *pieces), views, 0.0)
@@ -28,10 +28,36 @@ def test_prefix_affinity_follows_the_prefix_while_load_is_balanced():
 
 
 def test_prefix_affinity_forgets_what_was_sent_longest_ago():
-    routing, views = PrefixAffinity(max_tree_tokens=30, cache_threshold=0.5), idle(2)
+    routing, views = (
+        PrefixAffinity(max_tree_tokens=30, cache_threshold=0.5, unmatched="smallest_tree"),
+        idle(2),
+    )
     chosen = [routing.choose(ask(i, (content, 20)), views, 0.0) for i, content in enumerate([1, 2, 3, 1, 2])]
     # 1 to 0, 2 to 1, 3 to 0 (forgets 1), 1 is new and goes to the smallest, 0 (forgets 3); 2 is known
     assert chosen == [0, 1, 0, 0, 1]
+
+
+def test_a_prompt_without_a_match_goes_to_the_fewest_outstanding_requests():
+    routing, views = PrefixAffinity(), replicas(2, 1, 1)
+    assert routing.choose(ask(0, (1, 100)), views, 0.0) == 1
+    views[1].num_outstanding = 2
+    assert routing.choose(ask(1, (2, 100)), views, 0.0) == 2
+    assert routing.choose(ask(2, (1, 100)), views, 0.0) == 1, "its prefix"
+
+
+def test_of_replicas_with_the_prefix_the_one_that_was_sent_its_last_token_first_is_chosen():
+    """Replica 0 is sent 5 tokens, replica 1 then 8, replica 0 then 10: tokens 6 to 8 are replica 1's."""
+    tree = PrefixTree(100)
+    tree.keep_only(range(2))
+    for num_tokens, replica in ((5, 0), (8, 1), (10, 0)):
+        tree.insert([Segment(7, num_tokens)], replica)
+
+    def owners():
+        return [tree.match([Segment(7, num_tokens)]).replica for num_tokens in (1, 5, 6, 8, 9, 10, 11)]
+
+    assert owners() == [0, 0, 1, 1, 0, 0, 0]
+    tree.keep_only([0])
+    assert owners() == [0] * 7
 
 
 pieces = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=4)
@@ -98,7 +124,6 @@ def test_a_tree_that_forgets_keeps_its_bound_and_only_what_was_sent(sent, asked,
         tree.insert([Segment(*piece) for piece in prompt], replica)
         known[replica].update(tokens_of(prompt))
         assert max(tree.num_tokens.values()) <= max_tokens
-        tree.use(tree.match([Segment(*piece) for piece in asked]))
     for replica in range(2):  # what the nodes say is what is counted, and every node hangs on its past
         held = list(tree._used[replica])
         assert sum(node.tokens_of(replica) for node in held) == tree.num_tokens[replica]
