@@ -44,6 +44,12 @@ class PrefixNode:
                 return replica
         return self.longest
 
+    def holders_of(self, num_tokens: int) -> list[int]:
+        """Returns the replicas that were sent so many tokens of the segment."""
+        if self.tokens is None:
+            return [] if self.longest is None else [self.longest]
+        return [replica for replica, num_sent in self.tokens.items() if num_sent >= num_tokens]
+
     def lengthen(self, replica: int, num_tokens: int) -> None:
         """Records that a replica was sent more tokens of the segment than before."""
         if self.tokens is not None:
@@ -72,10 +78,22 @@ class PrefixNode:
 
 
 class Match(NamedTuple):
-    """The longest prefix of a prompt that was sent before: its tokens, and the replica."""
+    """The longest prefix of a prompt that was sent before: its tokens, and where they end."""
 
     num_tokens: int
-    replica: int | None
+    node: PrefixNode
+    num_in_node: int
+    """Number of tokens of the last node that match."""
+
+    @property
+    def replica(self) -> int | None:
+        """The replica that was sent the last matching token first; None: nothing matches."""
+        return self.node.owner_of(self.num_in_node)
+
+    @property
+    def holders(self) -> list[int]:
+        """The replicas that have the whole match."""
+        return self.node.holders_of(self.num_in_node)
 
 
 class PrefixTree:
@@ -138,10 +156,7 @@ class PrefixTree:
             heapreplace(sizes, (num_now, position, replica))
 
     def match(self, segments: Sequence[Segment]) -> Match:
-        """Returns the longest prefix sent before, and the replica that was sent its last token first.
-
-        If that replica no longer has it, it is one that has. A match does not count as a use.
-        """
+        """Returns the longest prefix sent before; this does not count as a use."""
         node, before, num_tokens, nodes = self._root, 0, 0, self._nodes
         for content_id, num_in_segment in segments:
             child = nodes.get((node, before, content_id))
@@ -152,7 +167,7 @@ class PrefixTree:
                 num_tokens += child.num_longest
                 break
             num_tokens += num_in_segment
-        return Match(num_tokens, node.owner_of(min(before, node.num_longest)))
+        return Match(num_tokens, node, min(before, node.num_longest))
 
     def insert(self, segments: Sequence[Segment], replica: int) -> None:
         """Records that a prompt was sent to a replica, and marks it as used."""
@@ -202,19 +217,18 @@ class PrefixAffinity(Checked):
 
     The router does not query the replicas: it keeps a tree of the prompts that it has sent to each, which
     only approximates the contents of their caches. While the load is balanced, a prompt goes to the replica
-    with the longest matching prefix if that exceeds the share cache_threshold of the prompt; of several, to
-    the one that was sent the last token of the match first. A prompt without such a match, and every prompt
-    while the load is not balanced, goes to the replica with the fewest outstanding requests:
+    with the longest matching prefix if that exceeds the share cache_threshold of the prompt. A prompt without
+    such a match, and every prompt while the load is not balanced, goes to the replica with the fewest
+    outstanding requests:
 
         most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
 
-    Defaults and decisions are those of `cache_aware` of SGLang's router (sglang-router 0.3.2) and of vLLM's
-    (vllm-router 0.1.17), with which they are compared
-    (`tests/experiments/serve/clients/test_router_decisions.py`). Differences: those routers count characters,
-    this policy tokens; they trim their trees every two minutes, this policy at once. Where the replica that
-    was sent a token first has forgotten it, they take any that has it, this policy the one that was sent the
-    most tokens of the segment. With unmatched=smallest_tree, a prompt without a match goes to the replica
-    with the smallest tree, as in releases of SGLang's router before 0.3.
+    Defaults and decisions are those of `cache_aware` of SGLang's router (sglang-router 0.3.2); with
+    matched=least_outstanding they are those of vLLM's (vllm-router 0.1.17). Both are compared with it
+    (`tests/experiments/serve/clients/test_router_decisions.py`). Differences: SGLang's counts characters,
+    this policy and vLLM's tokens; they trim their trees every two minutes, this policy at once. Where the
+    replica that was sent a token first has forgotten it, SGLang's takes any that has it, this policy the one
+    that was sent the most tokens of the segment.
     """
 
     cache_threshold: Share = 0.3
@@ -223,8 +237,12 @@ class PrefixAffinity(Checked):
     """Outstanding requests by which the most loaded replica may exceed the least loaded."""
     balance_rel_threshold: Annotated[float, Ge(1)] = 1.5
     """Ratio of the most to the least loaded replica; the load is unbalanced if both are exceeded."""
+    matched: Annotated[str, OneOf(("first", "least_outstanding"))] = "first"
+    """The replica of a match that several have: first (the one that was sent its last token first, as in
+    SGLang's router), or least_outstanding (vLLM's)."""
     unmatched: Annotated[str, OneOf(("least_outstanding", "smallest_tree"))] = "least_outstanding"
-    """The replica of a prompt without a match: least_outstanding, or smallest_tree."""
+    """The replica of a prompt without a match: least_outstanding, or smallest_tree, as the header of the
+    source of SGLang's router describes it."""
     max_tree_tokens: Annotated[PositiveInt, Unit("token")] = 2**24
     """Maximum number of tokens in the tree per replica; about as many as SGLang's 2^26 characters."""
     keeps_together: ClassVar[str] = "prefix"
@@ -243,22 +261,22 @@ class PrefixAffinity(Checked):
             self._tree.keep_only(self._positions)
             self._replicas = replicas
         segments = prompt_segments(request)
-        position = self._chosen(self._tree, segments, request.prompt.num_tokens, replicas)
+        position = self._chosen(segments, request.prompt.num_tokens, replicas)
         self._tree.insert(segments, replicas[position].index)
         return position
 
-    def _chosen(
-        self, tree: PrefixTree, segments: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
-    ) -> int:
+    def _chosen(self, segments: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]) -> int:
         counts = counts_of(replicas, "num_outstanding")
         least = int(counts.argmin())
         most, fewest = int(counts[counts.argmax()]), int(counts[least])
         if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
             return least
-        match = tree.match(segments)
+        match = self._tree.match(segments)
         if match.replica is not None and match.num_tokens / num_tokens > self.cache_threshold:
-            return self._positions[match.replica]
-        return least if self.unmatched == "least_outstanding" else self._positions[tree.smallest]
+            if self.matched == "first":
+                return self._positions[match.replica]
+            return min((self._positions[replica] for replica in match.holders), key=lambda i: (counts[i], i))
+        return least if self.unmatched == "least_outstanding" else self._positions[self._tree.smallest]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

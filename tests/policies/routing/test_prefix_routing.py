@@ -45,6 +45,20 @@ def test_a_prompt_without_a_match_goes_to_the_fewest_outstanding_requests():
     assert routing.choose(ask(2, (1, 100)), views, 0.0) == 1, "its prefix"
 
 
+def test_of_replicas_with_the_prefix_the_least_loaded_may_be_chosen():
+    routing, views = PrefixAffinity(matched="least_outstanding", balance_abs_threshold=1), idle(3)
+
+    def choose(num_tokens, *loads):
+        for view, load in zip(views, loads, strict=True):
+            view.num_outstanding = load
+        return routing.choose(ask(0, (1, num_tokens)), views, 0.0)
+
+    assert choose(50, 0, 0, 0) == 0
+    assert choose(40, 2, 0, 0) == 1, "out of balance"
+    assert choose(40, 2, 1, 1) == 1, "both have it"
+    assert choose(50, 2, 1, 1) == 0, "only the first has all of it"
+
+
 def test_of_replicas_with_the_prefix_the_one_that_was_sent_its_last_token_first_is_chosen():
     """Replica 0 is sent 5 tokens, replica 1 then 8, replica 0 then 10: tokens 6 to 8 are replica 1's."""
     tree = PrefixTree(100)

@@ -7,15 +7,17 @@ is sent when the previous one has reached a worker, and an end counts once the r
 
 import asyncio
 import contextlib
-import os
+import logging
 import socket
+from functools import partial
 from itertools import count
 
 import aiohttp
 from aiohttp import web
 
 TIMEOUT_S = 60.0
-SERVED = ("/v1/completions",)
+
+logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # SGLang's router asks in HTTP/2 first
 
 
 class Workers:
@@ -31,8 +33,14 @@ class Workers:
     async def __aenter__(self):
         for index in range(len(self.alive)):
             app = web.Application()
-            app.add_routes([web.get("/{path:.*}", self._told), web.post("/v1/completions", self._held)])
-            app["index"] = index
+            told, held = partial(self._told, index), partial(self._held, index)
+            app.add_routes(
+                [
+                    web.get("/{path:.*}", told),
+                    web.post("/v1/completions", held),
+                    web.post("/v1/completions/render", self._rendered),
+                ]
+            )
             runner = web.AppRunner(app, access_log=None)
             await runner.setup()
             listener = socket.create_server(("127.0.0.1", 0))
@@ -57,25 +65,36 @@ class Workers:
         """Lets the worker answer the request."""
         self._ended.pop(request_id).set()
 
-    async def _told(self, request):
-        status = 200 if self.alive[request.app["index"]] else 503
+    async def _told(self, index, request):
+        status = 200 if self.alive[index] else 503
         return web.json_response({"model_path": "m", "model_id": "m", "data": [{"id": "m"}]}, status=status)
 
-    async def _held(self, request):
+    async def _rendered(self, request):
+        """Tells the tokens of a prompt, one a character: vLLM's router matches tokens, and asks for them."""
+        prompt = (await request.json())["prompt"]
+        return web.json_response([{"token_ids": [ord(character) for character in prompt]}])
+
+    async def _held(self, index, request):
         request_id = (await request.json())["seed"]
         ended = self._ended[request_id]
         if not self._arrived[request_id].done():
-            self._arrived[request_id].set_result(request.app["index"])
+            self._arrived[request_id].set_result(index)
         await ended.wait()
         return web.json_response({"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]})
 
 
 class Router:
-    """A running router in front of workers; `outstanding` are the requests that have not ended, by worker."""
+    """A running router in front of workers.
+
+    outstanding: the requests that have not ended, by worker. counts_loads: whether the router counts them, as
+    it does for policies that compare loads. order: the workers in the order in which the router holds them.
+    """
 
     def __init__(self, url, workers, session, process, log):
         self.workers = workers
         self.outstanding = [0] * len(workers.urls)
+        self.counts_loads = True
+        self.order = []
         self._url, self._session, self._process, self._log = url, session, process, log
         self._ids = count()
         self._clients = {}  # request id: worker, task of the client
@@ -99,7 +118,8 @@ class Router:
         self.workers.end(request_id)
         await client
         self.outstanding[worker] -= 1
-        await self.until(lambda listed: listed[worker]["load"] == self.outstanding[worker])
+        if self.counts_loads:
+            await self.until(lambda listed: listed[worker]["load"] == self.outstanding[worker])
 
     async def end_all(self):
         """Ends all requests."""
@@ -117,6 +137,7 @@ class Router:
         """Returns what the router lists of each worker; None for one that it does not have."""
         async with self._session.get(f"{self._url}/workers") as reply:
             found = {each["url"]: each for each in (await reply.json())["workers"]}
+        self.order = [self.workers.urls.index(url) for url in found]
         return [found.get(url) for url in self.workers.urls]
 
     async def _complete(self, body, headers):
@@ -133,7 +154,7 @@ async def running(program, words, num_workers, log):
     async with Workers(num_workers) as workers:
         ports = [free_port(), free_port()]
         command = [program, *words, "--host", "127.0.0.1", "--port", str(ports[0])]
-        command += ["--prometheus-port", str(ports[1]), "--log-level", "warn" if "launch" in words else "warning"]
+        command += ["--prometheus-port", str(ports[1])]
         command += ["--worker-urls", *workers.urls]
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)
@@ -145,6 +166,7 @@ async def running(program, words, num_workers, log):
                 await until_it_serves(router, process, log)
                 yield router
                 await router.end_all()
+                assert sum(router.outstanding) == 0
         finally:
             process.terminate()
             try:
