@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappush, heapreplace
 from typing import Annotated, ClassVar, NamedTuple
@@ -29,7 +29,7 @@ class PrefixNode:
         self.num_longest = 0  # number of tokens sent to that replica
         self.tokens: dict[int, int] | None = None  # tokens sent per replica; None: at most one replica
         self.firsts: tuple[tuple[int, int], ...] = ()
-        """(number of tokens, replica) before the present longest: who was sent the tokens up to there first."""
+        """(number of tokens, replica), before the longest: who was sent the tokens up to there first."""
 
     def tokens_of(self, replica: int) -> int:
         """Returns the largest number of the segment's tokens that a replica was sent; 0: none."""
@@ -314,21 +314,34 @@ class PrefixIndex(Checked):
 class WeightedScore(Checked):
     """Highest weighted score. Ties: fewest outstanding requests, then smallest index. Reads all replicas.
 
-    As in the endpoint pickers of the Gateway API Inference Extension and of llm-d, each replica gets three
-    scores from 0 to 1, and the highest sum of weight times score is chosen:
+    As in the endpoint pickers of the Gateway API Inference Extension and of llm-d (llm-d-inference-scheduler
+    v0.8.0, `plugins/scheduling/scorer`), each replica gets scores from 0 to 1, and the highest sum of weight
+    times score is chosen:
 
-        prefix   share of the prompt that the replica has cached
-        queue    (longest queue - its queue) / (longest - shortest), 1 where all are equal
-        kv       share of the replica's KV memory that is free
+        prefix    share of the prompt that the replica has cached
+        queue     (longest queue - its queue) / (longest - shortest), 1 where all are equal
+        kv        share of the replica's KV memory that is free
+        running   like queue, of running requests
+        active    (most outstanding requests - its own) / most; 1 if it has none
+        token     1 - outstanding prompt tokens / token_limit, at least 0
 
-    Weights are 3, 2, 2 as in the extension's default configuration. Queue lengths and free memory are as old
-    as the service's signals, corrected for the requests sent since then; the cache is looked up exactly, as
-    by llm-d's precise prefix scorer.
+    The weights of the first three are 3, 2, 2 as in the extension's default configuration, the others 0.
+    Queue lengths and free memory are as old as the service's signals. With corrects_signals they count the
+    requests sent since then, which the pickers do not, so that these send a burst to one replica until the
+    next signals. The cache is looked up exactly, as by llm-d's precise prefix scorer. Of equal sums the
+    pickers choose one at random.
     """
 
     prefix_weight: NonNegative = 3.0
     queue_weight: NonNegative = 2.0
     kv_weight: NonNegative = 2.0
+    running_weight: NonNegative = 0.0
+    active_weight: NonNegative = 0.0
+    token_weight: NonNegative = 0.0
+    token_limit: Annotated[PositiveInt, Unit("token")] = 4_194_304
+    """Outstanding prompt tokens at which the token score is 0; llm-d's default, 128 prompts of 32,768."""
+    corrects_signals: bool = True
+    """Whether queue length and free memory count the requests sent since the last signals."""
 
     keeps_together: ClassVar[str] = "prefix"
     reads_caches: ClassVar[bool] = True
@@ -336,14 +349,50 @@ class WeightedScore(Checked):
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the replica with the highest score."""
-        queues = [replica.num_waiting + replica.num_unseen for replica in replicas]
-        longest, spread = max(queues), max(queues) - min(queues)
-        keys = []
-        for replica, num_queued in zip(replicas, queues, strict=True):
-            queue = (longest - num_queued) / spread if spread else 1.0
-            free = (replica.num_free_kv_tokens - replica.num_unseen_tokens) / replica.num_kv_tokens
-            score = self.queue_weight * queue + self.kv_weight * max(0.0, free)
-            if self.prefix_weight:
-                score += self.prefix_weight * replica.num_cached(request) / request.prompt.num_tokens
-            keys.append((-score, replica.num_outstanding))
+        totals = [0.0] * len(replicas)
+        for weight, scores in self._scores(request, replicas):
+            if weight:
+                totals = [total + weight * score for total, score in zip(totals, scores(), strict=True)]
+        keys = [(-total, replica.num_outstanding) for total, replica in zip(totals, replicas, strict=True)]
         return keys.index(min(keys))
+
+    def _scores(
+        self, request: Request, replicas: Sequence[ReplicaView]
+    ) -> list[tuple[float, Callable[[], Iterable[float]]]]:
+        """Returns each weight with a function that computes the scores of the replicas."""
+        unseen = int(self.corrects_signals)
+        return [
+            (
+                self.queue_weight,
+                lambda: _spread([replica.num_waiting + unseen * replica.num_unseen for replica in replicas]),
+            ),
+            (
+                self.kv_weight,
+                lambda: (
+                    max(0.0, (each.num_free_kv_tokens - unseen * each.num_unseen_tokens) / each.num_kv_tokens)
+                    for each in replicas
+                ),
+            ),
+            (
+                self.prefix_weight,
+                lambda: (replica.num_cached(request) / request.prompt.num_tokens for replica in replicas),
+            ),
+            (self.running_weight, lambda: _spread([replica.num_running for replica in replicas])),
+            (self.active_weight, lambda: _below_most([replica.num_outstanding for replica in replicas])),
+            (
+                self.token_weight,
+                lambda: (max(0.0, 1 - each.num_outstanding_tokens / self.token_limit) for each in replicas),
+            ),
+        ]
+
+
+def _spread(counts: list[int]) -> list[float]:
+    """Returns 1 for the least count, 0 for the most, in proportion between; 1 where all are equal."""
+    most, spread = max(counts), max(counts) - min(counts)
+    return [(most - count) / spread if spread else 1.0 for count in counts]
+
+
+def _below_most(counts: list[int]) -> list[float]:
+    """Returns the share of the most by which each count is below it; 1 for a count of zero."""
+    most = max(counts)
+    return [(most - count) / most if count else 1.0 for count in counts]

@@ -4,7 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Segment
-from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, PrefixTree, WeightedScore
+from policies.routing.prefix_aware import (
+    PrefixAffinity,
+    PrefixIndex,
+    PrefixTree,
+    WeightedScore,
+    _below_most,
+    _spread,
+)
 from tests.policies.routing.called import ask, idle, replicas
 
 
@@ -198,3 +205,37 @@ def test_weighted_score_does_not_look_up_what_has_no_weight(make_request):
         num_kv_tokens=[9, 9],
     )  # no num_cached
     assert WeightedScore(prefix_weight=0).choose(make_request(0, 100), views, 0.0) == 1
+
+
+def scored(weight, request, counts):
+    """Returns the order of replicas by one scorer of llm-d, the best first.
+
+    Replicas are taken away one after the other, so that each choice is the best of those that remain.
+    """
+    names = ("num_waiting", "num_running", "num_outstanding_tokens")
+    views = replicas(*counts, num_unseen=[0] * len(counts), **dict.fromkeys(names, counts))
+    weights = dict.fromkeys(("prefix_weight", "queue_weight", "kv_weight"), 0) | {weight: 1}
+    routing = WeightedScore(**weights, corrects_signals=False, token_limit=1000)
+    order = []
+    while views:
+        order.append(views.pop(routing.choose(request, views, 0.0)).index)
+    return order
+
+
+def test_weighted_score_scores_as_the_scorers_of_llm_d(make_request):
+    """The numbers of their unit tests (v0.8.0): queues 10, 5, 0 score 0, 0.5, 1; equal ones 1."""
+    assert _spread([10, 5, 0]) == [0, 0.5, 1]
+    assert _spread([5, 5]) == _spread([0, 0]) == [1, 1]
+    assert _below_most([3, 0, 6]) == [0.5, 1, 0]
+    assert _below_most([0, 0]) == [1, 1]
+    request = make_request(0, 100)
+    for weight in ("queue_weight", "running_weight", "active_weight", "token_weight"):
+        assert scored(weight, request, [10, 5, 0, 7]) == [2, 1, 3, 0], weight
+
+
+def test_weighted_score_may_ignore_what_was_sent_since_the_last_signals(make_request):
+    views = replicas(3, 0, num_waiting=[0, 1], num_unseen=[3, 0])
+    request = make_request(0, 100)
+    weights = {"prefix_weight": 0, "kv_weight": 0}
+    assert WeightedScore(**weights).choose(request, views, 0.0) == 1
+    assert WeightedScore(**weights, corrects_signals=False).choose(request, views, 0.0) == 0

@@ -1,4 +1,4 @@
-"""Our routing policies against SGLang's router (0.3.2) and vLLM's (0.1.17): the same requests, the same choices.
+"""Our routing policies against SGLang's router (0.3.2) and vLLM's (0.1.17): the same requests and choices.
 
 Each sequence is of arrivals and ends, drawn with a fixed seed. The routers run as their packages' programs in
 front of workers that hold requests (`routers.py`). Prompts of one sequence share prefixes, those of two
