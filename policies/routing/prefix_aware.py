@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappush, heapreplace
 from typing import Annotated, ClassVar, NamedTuple
 
-from fieldlimits import Checked, Ge, NonNegative, NonNegativeInt, PositiveInt, Share, Unit, check
+from fieldlimits import Checked, Ge, NonNegative, NonNegativeInt, OneOf, PositiveInt, Share, Unit, check
 from policies.caching.content import prompt_segments
 from policies.core.request import Request, Segment
 from policies.routing import ReplicaView
@@ -21,19 +21,34 @@ class PrefixNode:
     A tree can have millions of nodes.
     """
 
-    __slots__ = ("key", "longest", "num_longest", "tokens")
+    __slots__ = ("firsts", "key", "longest", "num_longest", "tokens")
 
     def __init__(self, key: tuple[PrefixNode, int, int] | None) -> None:
         self.key = key  # parent, number of its tokens before this node, content id; None: the root
         self.longest: int | None = None  # the replica that was sent the most tokens, the first of equals
         self.num_longest = 0  # number of tokens sent to that replica
         self.tokens: dict[int, int] | None = None  # tokens sent per replica; None: at most one replica
+        self.firsts: tuple[tuple[int, int], ...] = ()
+        """(number of tokens, replica), before the longest: who was sent the tokens up to there first."""
 
     def tokens_of(self, replica: int) -> int:
         """Returns the largest number of the segment's tokens that a replica was sent; 0: none."""
         if self.tokens is not None:
             return self.tokens.get(replica, 0)
         return self.num_longest if self.longest == replica else 0
+
+    def owner_of(self, num_tokens: int) -> int | None:
+        """Returns the replica that was sent the last one of so many tokens of the segment first."""
+        for num_first, replica in self.firsts:
+            if num_tokens <= num_first:
+                return replica
+        return self.longest
+
+    def holders_of(self, num_tokens: int) -> list[int]:
+        """Returns the replicas that were sent so many tokens of the segment."""
+        if self.tokens is None:
+            return [] if self.longest is None else [self.longest]
+        return [replica for replica, num_sent in self.tokens.items() if num_sent >= num_tokens]
 
     def lengthen(self, replica: int, num_tokens: int) -> None:
         """Records that a replica was sent more tokens of the segment than before."""
@@ -42,6 +57,8 @@ class PrefixNode:
         elif self.longest is not None and self.longest != replica:
             self.tokens = {self.longest: self.num_longest, replica: num_tokens}
         if num_tokens > self.num_longest:
+            if self.longest is not None and self.longest != replica:
+                self.firsts = (*self.firsts, (self.num_longest, self.longest))
             self.longest, self.num_longest = replica, num_tokens
 
     def forget(self, replica: int) -> int:
@@ -51,20 +68,32 @@ class PrefixNode:
             return num_tokens
         tokens = self.tokens
         num_tokens = tokens.pop(replica)
+        self.firsts = tuple(first for first in self.firsts if first[1] != replica)
         if self.longest == replica:
             self.longest = max(tokens, key=lambda other: (tokens[other], -other))
             self.num_longest = tokens[self.longest]
         if len(tokens) == 1:
-            self.tokens = None
+            self.tokens, self.firsts = None, ()
         return num_tokens
 
 
 class Match(NamedTuple):
-    """The longest prefix of a prompt that was sent before: its tokens, the replica, and the last node."""
+    """The longest prefix of a prompt that was sent before: its tokens, and where they end."""
 
     num_tokens: int
-    replica: int | None
     node: PrefixNode
+    num_in_node: int
+    """Number of tokens of the last node that match."""
+
+    @property
+    def replica(self) -> int | None:
+        """The replica that was sent the last matching token first; None: nothing matches."""
+        return self.node.owner_of(self.num_in_node)
+
+    @property
+    def holders(self) -> list[int]:
+        """The replicas that have the whole match."""
+        return self.node.holders_of(self.num_in_node)
 
 
 class PrefixTree:
@@ -127,10 +156,7 @@ class PrefixTree:
             heapreplace(sizes, (num_now, position, replica))
 
     def match(self, segments: Sequence[Segment]) -> Match:
-        """Returns the longest prefix sent before, and the replica that was sent the most of its last node.
-
-        The match does not count as a use; `use` marks it.
-        """
+        """Returns the longest prefix sent before; this does not count as a use."""
         node, before, num_tokens, nodes = self._root, 0, 0, self._nodes
         for content_id, num_in_segment in segments:
             child = nodes.get((node, before, content_id))
@@ -141,12 +167,7 @@ class PrefixTree:
                 num_tokens += child.num_longest
                 break
             num_tokens += num_in_segment
-        return Match(num_tokens, node.longest, node)
-
-    def use(self, match: Match) -> None:
-        """Marks the path of a match as used; it must be the result of the last call of `match`."""
-        if match.replica is not None:
-            self._touch(match.replica, match.node)
+        return Match(num_tokens, node, min(before, node.num_longest))
 
     def insert(self, segments: Sequence[Segment], replica: int) -> None:
         """Records that a prompt was sent to a replica, and marks it as used."""
@@ -196,16 +217,18 @@ class PrefixAffinity(Checked):
 
     The router does not query the replicas: it keeps a tree of the prompts that it has sent to each, which
     only approximates the contents of their caches. While the load is balanced, a prompt goes to the replica
-    with the longest matching prefix if that exceeds the share cache_threshold of the prompt, else to the
-    replica with the smallest tree. If the load is not balanced, it goes to the replica with the fewest
+    with the longest matching prefix if that exceeds the share cache_threshold of the prompt. A prompt without
+    such a match, and every prompt while the load is not balanced, goes to the replica with the fewest
     outstanding requests:
 
         most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
 
-    Defaults are those of SGLang's router (sglang-router 0.2 and later: 0.3, 64, 1.5). Differences: SGLang
-    counts characters, this policy tokens; SGLang trims its tree every two minutes, this policy at once; among
-    replicas with equal matches SGLang takes any, this policy the one that was sent the most tokens of the
-    last segment.
+    Defaults and decisions are those of `cache_aware` of SGLang's router (sglang-router 0.3.2); with
+    matched=least_outstanding they are those of vLLM's (vllm-router 0.1.17). Both are compared with it
+    (`tests/experiments/serve/clients/test_router_decisions.py`). Differences: SGLang's counts characters,
+    this policy and vLLM's tokens; they trim their trees every two minutes, this policy at once. Where the
+    replica that was sent a token first has forgotten it, SGLang's takes any that has it, this policy the one
+    that was sent the most tokens of the segment.
     """
 
     cache_threshold: Share = 0.3
@@ -214,6 +237,12 @@ class PrefixAffinity(Checked):
     """Outstanding requests by which the most loaded replica may exceed the least loaded."""
     balance_rel_threshold: Annotated[float, Ge(1)] = 1.5
     """Ratio of the most to the least loaded replica; the load is unbalanced if both are exceeded."""
+    matched: Annotated[str, OneOf(("first", "least_outstanding"))] = "first"
+    """The replica of a match that several have: first (the one that was sent its last token first, as in
+    SGLang's router), or least_outstanding (vLLM's)."""
+    unmatched: Annotated[str, OneOf(("least_outstanding", "smallest_tree"))] = "least_outstanding"
+    """The replica of a prompt without a match: least_outstanding, or smallest_tree, as the header of the
+    source of SGLang's router describes it."""
     max_tree_tokens: Annotated[PositiveInt, Unit("token")] = 2**24
     """Maximum number of tokens in the tree per replica; about as many as SGLang's 2^26 characters."""
     keeps_together: ClassVar[str] = "prefix"
@@ -232,23 +261,22 @@ class PrefixAffinity(Checked):
             self._tree.keep_only(self._positions)
             self._replicas = replicas
         segments = prompt_segments(request)
-        position = self._chosen(self._tree, segments, request.prompt.num_tokens, replicas)
+        position = self._chosen(segments, request.prompt.num_tokens, replicas)
         self._tree.insert(segments, replicas[position].index)
         return position
 
-    def _chosen(
-        self, tree: PrefixTree, segments: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
-    ) -> int:
+    def _chosen(self, segments: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]) -> int:
         counts = counts_of(replicas, "num_outstanding")
         least = int(counts.argmin())
         most, fewest = int(counts[counts.argmax()]), int(counts[least])
         if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
             return least
-        match = tree.match(segments)
-        if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
-            return self._positions[match.replica]  # `insert` marks it
-        tree.use(match)
-        return self._positions[tree.smallest]
+        match = self._tree.match(segments)
+        if match.replica is not None and match.num_tokens / num_tokens > self.cache_threshold:
+            if self.matched == "first":
+                return self._positions[match.replica]
+            return min((self._positions[replica] for replica in match.holders), key=lambda i: (counts[i], i))
+        return least if self.unmatched == "least_outstanding" else self._positions[self._tree.smallest]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,21 +314,34 @@ class PrefixIndex(Checked):
 class WeightedScore(Checked):
     """Highest weighted score. Ties: fewest outstanding requests, then smallest index. Reads all replicas.
 
-    As in the endpoint pickers of the Gateway API Inference Extension and of llm-d, each replica gets three
-    scores from 0 to 1, and the highest sum of weight times score is chosen:
+    As in the endpoint pickers of the Gateway API Inference Extension and of llm-d (llm-d-inference-scheduler
+    v0.8.0, `plugins/scheduling/scorer`), each replica gets scores from 0 to 1, and the highest sum of weight
+    times score is chosen:
 
-        prefix   share of the prompt that the replica has cached
-        queue    (longest queue - its queue) / (longest - shortest), 1 where all are equal
-        kv       share of the replica's KV memory that is free
+        prefix    share of the prompt that the replica has cached
+        queue     (longest queue - its queue) / (longest - shortest), 1 where all are equal
+        kv        share of the replica's KV memory that is free
+        running   like queue, of running requests
+        active    (most outstanding requests - its own) / most; 1 if it has none
+        token     1 - outstanding prompt tokens / token_limit, at least 0
 
-    Weights are 3, 2, 2 as in the extension's default configuration. Queue lengths and free memory are as old
-    as the service's signals, corrected for the requests sent since then; the cache is looked up exactly, as
-    by llm-d's precise prefix scorer.
+    The weights of the first three are 3, 2, 2 as in the extension's default configuration, the others 0.
+    Queue lengths and free memory are as old as the service's signals. With corrects_signals they count the
+    requests sent since then, which the pickers do not, so that these send a burst to one replica until the
+    next signals. The cache is looked up exactly, as by llm-d's precise prefix scorer. Of equal sums the
+    pickers choose one at random.
     """
 
     prefix_weight: NonNegative = 3.0
     queue_weight: NonNegative = 2.0
     kv_weight: NonNegative = 2.0
+    running_weight: NonNegative = 0.0
+    active_weight: NonNegative = 0.0
+    token_weight: NonNegative = 0.0
+    token_limit: Annotated[PositiveInt, Unit("token")] = 4_194_304
+    """Outstanding prompt tokens at which the token score is 0; llm-d's default, 128 prompts of 32,768."""
+    corrects_signals: bool = True
+    """Whether queue length and free memory count the requests sent since the last signals."""
 
     keeps_together: ClassVar[str] = "prefix"
     reads_caches: ClassVar[bool] = True
@@ -308,14 +349,50 @@ class WeightedScore(Checked):
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the replica with the highest score."""
-        queues = [replica.num_waiting + replica.num_unseen for replica in replicas]
-        longest, spread = max(queues), max(queues) - min(queues)
-        keys = []
-        for replica, num_queued in zip(replicas, queues, strict=True):
-            queue = (longest - num_queued) / spread if spread else 1.0
-            free = (replica.num_free_kv_tokens - replica.num_unseen_tokens) / replica.num_kv_tokens
-            score = self.queue_weight * queue + self.kv_weight * max(0.0, free)
-            if self.prefix_weight:
-                score += self.prefix_weight * replica.num_cached(request) / request.prompt.num_tokens
-            keys.append((-score, replica.num_outstanding))
+        totals = [0.0] * len(replicas)
+        for weight, scores in self._scores(request, replicas):
+            if weight:
+                totals = [total + weight * score for total, score in zip(totals, scores(), strict=True)]
+        keys = [(-total, replica.num_outstanding) for total, replica in zip(totals, replicas, strict=True)]
         return keys.index(min(keys))
+
+    def _scores(
+        self, request: Request, replicas: Sequence[ReplicaView]
+    ) -> list[tuple[float, Callable[[], Iterable[float]]]]:
+        """Returns each weight with a function that computes the scores of the replicas."""
+        unseen = int(self.corrects_signals)
+        return [
+            (
+                self.queue_weight,
+                lambda: _spread([replica.num_waiting + unseen * replica.num_unseen for replica in replicas]),
+            ),
+            (
+                self.kv_weight,
+                lambda: (
+                    max(0.0, (each.num_free_kv_tokens - unseen * each.num_unseen_tokens) / each.num_kv_tokens)
+                    for each in replicas
+                ),
+            ),
+            (
+                self.prefix_weight,
+                lambda: (replica.num_cached(request) / request.prompt.num_tokens for replica in replicas),
+            ),
+            (self.running_weight, lambda: _spread([replica.num_running for replica in replicas])),
+            (self.active_weight, lambda: _below_most([replica.num_outstanding for replica in replicas])),
+            (
+                self.token_weight,
+                lambda: (max(0.0, 1 - each.num_outstanding_tokens / self.token_limit) for each in replicas),
+            ),
+        ]
+
+
+def _spread(counts: list[int]) -> list[float]:
+    """Returns 1 for the least count, 0 for the most, in proportion between; 1 where all are equal."""
+    most, spread = max(counts), max(counts) - min(counts)
+    return [(most - count) / spread if spread else 1.0 for count in counts]
+
+
+def _below_most(counts: list[int]) -> list[float]:
+    """Returns the share of the most by which each count is below it; 1 for a count of zero."""
+    most = max(counts)
+    return [(most - count) / most if count else 1.0 for count in counts]

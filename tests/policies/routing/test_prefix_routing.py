@@ -4,12 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Segment
-from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, PrefixTree, WeightedScore
+from policies.routing.prefix_aware import (
+    PrefixAffinity,
+    PrefixIndex,
+    PrefixTree,
+    WeightedScore,
+    _below_most,
+    _spread,
+)
 from tests.policies.routing.called import ask, idle, replicas
 
 
 def test_prefix_affinity_follows_the_prefix_while_load_is_balanced():
-    routing, views = PrefixAffinity(balance_abs_threshold=2), idle(3)
+    routing, views = PrefixAffinity(balance_abs_threshold=2, unmatched="smallest_tree"), idle(3)
 
     def choose(*pieces):
         return routing.choose(ask(0, *pieces), views, 0.0)
@@ -28,10 +35,50 @@ def test_prefix_affinity_follows_the_prefix_while_load_is_balanced():
 
 
 def test_prefix_affinity_forgets_what_was_sent_longest_ago():
-    routing, views = PrefixAffinity(max_tree_tokens=30, cache_threshold=0.5), idle(2)
+    routing, views = (
+        PrefixAffinity(max_tree_tokens=30, cache_threshold=0.5, unmatched="smallest_tree"),
+        idle(2),
+    )
     chosen = [routing.choose(ask(i, (content, 20)), views, 0.0) for i, content in enumerate([1, 2, 3, 1, 2])]
     # 1 to 0, 2 to 1, 3 to 0 (forgets 1), 1 is new and goes to the smallest, 0 (forgets 3); 2 is known
     assert chosen == [0, 1, 0, 0, 1]
+
+
+def test_a_prompt_without_a_match_goes_to_the_fewest_outstanding_requests():
+    routing, views = PrefixAffinity(), replicas(2, 1, 1)
+    assert routing.choose(ask(0, (1, 100)), views, 0.0) == 1
+    views[1].num_outstanding = 2
+    assert routing.choose(ask(1, (2, 100)), views, 0.0) == 2
+    assert routing.choose(ask(2, (1, 100)), views, 0.0) == 1, "its prefix"
+
+
+def test_of_replicas_with_the_prefix_the_least_loaded_may_be_chosen():
+    routing, views = PrefixAffinity(matched="least_outstanding", balance_abs_threshold=1), idle(3)
+
+    def choose(num_tokens, *loads):
+        for view, load in zip(views, loads, strict=True):
+            view.num_outstanding = load
+        return routing.choose(ask(0, (1, num_tokens)), views, 0.0)
+
+    assert choose(50, 0, 0, 0) == 0
+    assert choose(40, 2, 0, 0) == 1, "out of balance"
+    assert choose(40, 2, 1, 1) == 1, "both have it"
+    assert choose(50, 2, 1, 1) == 0, "only the first has all of it"
+
+
+def test_of_replicas_with_the_prefix_the_one_that_was_sent_its_last_token_first_is_chosen():
+    """Replica 0 is sent 5 tokens, replica 1 then 8, replica 0 then 10: tokens 6 to 8 are replica 1's."""
+    tree = PrefixTree(100)
+    tree.keep_only(range(2))
+    for num_tokens, replica in ((5, 0), (8, 1), (10, 0)):
+        tree.insert([Segment(7, num_tokens)], replica)
+
+    def owners():
+        return [tree.match([Segment(7, num_tokens)]).replica for num_tokens in (1, 5, 6, 8, 9, 10, 11)]
+
+    assert owners() == [0, 0, 1, 1, 0, 0, 0]
+    tree.keep_only([0])
+    assert owners() == [0] * 7
 
 
 pieces = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=4)
@@ -98,7 +145,6 @@ def test_a_tree_that_forgets_keeps_its_bound_and_only_what_was_sent(sent, asked,
         tree.insert([Segment(*piece) for piece in prompt], replica)
         known[replica].update(tokens_of(prompt))
         assert max(tree.num_tokens.values()) <= max_tokens
-        tree.use(tree.match([Segment(*piece) for piece in asked]))
     for replica in range(2):  # what the nodes say is what is counted, and every node hangs on its past
         held = list(tree._used[replica])
         assert sum(node.tokens_of(replica) for node in held) == tree.num_tokens[replica]
@@ -159,3 +205,37 @@ def test_weighted_score_does_not_look_up_what_has_no_weight(make_request):
         num_kv_tokens=[9, 9],
     )  # no num_cached
     assert WeightedScore(prefix_weight=0).choose(make_request(0, 100), views, 0.0) == 1
+
+
+def scored(weight, request, counts):
+    """Returns the order of replicas by one scorer of llm-d, the best first.
+
+    Replicas are taken away one after the other, so that each choice is the best of those that remain.
+    """
+    names = ("num_waiting", "num_running", "num_outstanding_tokens")
+    views = replicas(*counts, num_unseen=[0] * len(counts), **dict.fromkeys(names, counts))
+    weights = dict.fromkeys(("prefix_weight", "queue_weight", "kv_weight"), 0) | {weight: 1}
+    routing = WeightedScore(**weights, corrects_signals=False, token_limit=1000)
+    order = []
+    while views:
+        order.append(views.pop(routing.choose(request, views, 0.0)).index)
+    return order
+
+
+def test_weighted_score_scores_as_the_scorers_of_llm_d(make_request):
+    """The numbers of their unit tests (v0.8.0): queues 10, 5, 0 score 0, 0.5, 1; equal ones 1."""
+    assert _spread([10, 5, 0]) == [0, 0.5, 1]
+    assert _spread([5, 5]) == _spread([0, 0]) == [1, 1]
+    assert _below_most([3, 0, 6]) == [0.5, 1, 0]
+    assert _below_most([0, 0]) == [1, 1]
+    request = make_request(0, 100)
+    for weight in ("queue_weight", "running_weight", "active_weight", "token_weight"):
+        assert scored(weight, request, [10, 5, 0, 7]) == [2, 1, 3, 0], weight
+
+
+def test_weighted_score_may_ignore_what_was_sent_since_the_last_signals(make_request):
+    views = replicas(3, 0, num_waiting=[0, 1], num_unseen=[3, 0])
+    request = make_request(0, 100)
+    weights = {"prefix_weight": 0, "kv_weight": 0}
+    assert WeightedScore(**weights).choose(request, views, 0.0) == 1
+    assert WeightedScore(**weights, corrects_signals=False).choose(request, views, 0.0) == 0
