@@ -272,9 +272,11 @@ class Intake:
     def enter_during(self, step: RunningStep) -> None:
         """Enters the requests that have reached the engine before the end of a step, in the order of time.
 
-        Those of an engine that does not look then stay pending.
+        Must be called before the commit of the step if the engine plans ahead, else after it. Requests of an
+        engine that does not look then stay pending.
         """
-        if self._interval > 1 and self._num_until_look(step, step.num_iterations) != step.num_iterations:
+        num_iterations = self._num_iterations() + (step.num_iterations if self.plans_ahead else 0)
+        if not step.plan.chunks and num_iterations % self._interval:
             return
         known_until_s = step.last_start_s if self.plans_ahead else step.end_s
         while self.next_s <= known_until_s and self.next_s < step.end_s:

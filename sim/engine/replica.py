@@ -126,9 +126,12 @@ class Replica(LoadCounts):
             for notify in watchers:
                 notify(step, self._clock.now)
         outcome = self.recorder.ran(step)
-        if intake.next_s < end_s:
+        enters = intake.next_s < end_s
+        if enters and intake.plans_ahead:
             intake.enter_during(step)
         prefilled, finished = self.core.commit(step.plan, outcome, end_s)
+        if enters and not intake.plans_ahead:  # what policies learn from the ends is known to what enters
+            intake.enter_during(step)
         for seq in prefilled:
             self._prefilled(seq, end_s)
         for seq in finished:
