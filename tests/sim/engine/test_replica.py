@@ -8,6 +8,7 @@ from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.request import Prompt, Request
+from policies.prediction.histogram import RunningHistogram
 from policies.scheduling.fcfs import Fcfs
 from sim.engine.clock import Clock, Interrupt, Phase
 from sim.engine.replica import Replica
@@ -31,13 +32,14 @@ class Watched:
 def make_replica(toy_model):
     """Returns a maker of a replica with two slots, iterations of one tick, a log, a clock and its `ended`."""
 
-    def make(**given):
+    def make(predictor=None, **given):
         clock, log, ended = Clock(), RequestLog(), []
 
         def core():
             return EngineCore(
                 batching=Chunked(),
                 scheduling=Fcfs(),
+                predictor=predictor,
                 block_pool=Paged(block_size=4).pool(KvMemory(100)),
                 max_num_seqs=2,
                 max_model_len=100,
@@ -73,6 +75,15 @@ def test_outstanding_requests_are_those_sent_and_not_ended(replica):
         counts.append(replica.num_outstanding)
     assert counts == [3, 2, 2, 0]
     assert replica.ended == [0, 1, 2]
+
+
+def test_a_prediction_knows_the_outputs_that_ended_before_the_request_entered(make_replica):
+    """The first ends after 3 ticks; the second comes half a tick earlier, and enters after that iteration."""
+    replica = make_replica(predictor=RunningHistogram(min_observations=1, initial_tokens=50))
+    send(replica, 0, 3)
+    replica.clock.at(2.5 * TICK_S, Phase.arrive, lambda event: send(replica, 1, 9))
+    replica.clock.run_some(99, 4.5 * TICK_S, Interrupt())
+    assert replica.core.find(1).num_predicted_tokens == 3
 
 
 def test_a_rejected_request_is_not_outstanding(replica):
