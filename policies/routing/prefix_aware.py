@@ -29,7 +29,7 @@ class PrefixNode:
         self.num_longest = 0  # number of tokens sent to that replica
         self.tokens: dict[int, int] | None = None  # tokens sent per replica; None: at most one replica
         self.firsts: tuple[tuple[int, int], ...] = ()
-        """(number of tokens, replica), before the longest: who was sent the tokens up to there first."""
+        """(number of tokens, replica), before the longest: the replica first sent the tokens up to there."""
 
     def tokens_of(self, replica: int) -> int:
         """Returns the largest number of the segment's tokens that a replica was sent; 0: none."""

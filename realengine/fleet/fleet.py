@@ -296,7 +296,7 @@ class Fleet:
 
 
 def _done(replica: EngineReplica, error: Exception | None = None) -> None:
-    """Tells who waits for a change of an engine that it is complete, or has failed."""
+    """Tells the tasks that wait for a change of an engine that it is complete, or has failed."""
     changing, replica.changing = replica.changing, None
     if changing is not None and not changing.done():
         if error is None:

@@ -46,11 +46,11 @@ class Sleep(NamedTuple):
 
 
 class WakeUp(NamedTuple):
-    """Ends the sleep."""
+    """Tells a sleeping engine to load its weights and serve again."""
 
 
 class Stop(NamedTuple):
-    """Ends the process."""
+    """Tells the process of an engine to abort its requests and exit."""
 
 
 ToEngine = Submit | Abort | ClearCache | Sleep | WakeUp | Stop

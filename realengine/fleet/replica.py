@@ -181,7 +181,7 @@ class EngineReplica(LoadCounts):
         return f"engine {self.index}"
 
     def start(self, *, num_threads: int) -> EngineProcess:
-        """Starts its process."""
+        """Starts the process of the engine and returns it. num_threads: of torch on the CPU."""
         reports = self._blocks is not None
         self.process = EngineProcess(self.spec, self.name, num_threads=num_threads, reports_cache=reports)
         return self.process

@@ -29,7 +29,7 @@ class EngineLostError(RuntimeError):
 class FleetRequest:
     """One request of a fleet: an arrival of the gateway, and a copy of what its engine has generated.
 
-    stop_after: None, as nobody knows how long its output will be.
+    stop_after: None, as the length of its output is not known.
     """
 
     stop_after = None

@@ -68,7 +68,7 @@ class PoolHardware:
     power: PowerModel | None = None
     """Power model of one device."""
     num_devices: int = 1
-    """Devices per replica."""
+    """Number of devices of each replica."""
 
 
 def share_inside(inside_s: NDArray[np.float64], duration_s: NDArray[np.float64]) -> NDArray[np.float64]:

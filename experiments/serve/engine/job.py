@@ -150,7 +150,7 @@ class EngineSession:
     chosen: RealEngine
     is_known_machine: bool
     recorder: Recorder | None = field(init=False, default=None)
-    """What the engine does, once it is warm."""
+    """Records the requests and iterations of the engine; None: the engine is not warm yet."""
 
     def outcome(self) -> Outcome | None:
         recorder = self.recorder

@@ -256,7 +256,7 @@ class WholeOutput:
         return "".join(self.texts)
 
     def add(self, delta: Delta) -> None:
-        """Appends a delta."""
+        """Appends the text, tokens and log-probabilities of a delta, and keeps the reasons of its end."""
         self.texts.append(delta.text)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)

@@ -184,7 +184,7 @@ def check_loaded_adapter(name: str, loaded: Collection[str], reason: str = ".") 
 
 
 def add_adapter_routes(app: web.Application, control: AdapterControl) -> None:
-    """Adds the routes."""
+    """Adds the routes that load and unload LoRA adapters."""
 
     async def load(request: web.Request) -> web.Response:
         fields = await fields_of(request, LoadFields)

@@ -206,7 +206,7 @@ class EngineMetrics:
         lengths = request_tokens(max_model_len)
         histograms = [row for row in TABLE if row.kind == "histogram"]
         self.histograms = {row.source: Histogram(row.bounds or lengths) for row in histograms}
-        """By source."""
+        """The histograms, by the source of their values in the table of metrics."""
         self._of_requests = [row for row in histograms if row.source.startswith("request.")]
 
     def looked_up(self, num_tokens: int, num_hits: int) -> None:

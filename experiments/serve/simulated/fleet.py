@@ -377,7 +377,7 @@ class Output:
     due_s: float = 0.0
     """Simulated time of the first token that its client does not have."""
     began_work_s: float = 0.0
-    """As that of `Driver` when that token came."""
+    """The value of `Driver.began_work_s` when that token came, s."""
     num_cached: int = 0
     end: Ended | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)

@@ -86,8 +86,10 @@ def test_a_reader_that_leaves_aborts_its_request(served):
     async def left():
         async for _ in served.fleet.generate([1, 2, 3], LONG):
             break
+        await until(lambda: served.fleet.num_unfinished == 0)
 
     served.run(left())
+    assert all(each.num_outstanding == 0 for each in served.fleet.fleet.replicas)
 
 
 @pytest.mark.parametrize(

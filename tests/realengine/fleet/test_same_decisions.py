@@ -39,7 +39,7 @@ class Decisions(GatewayAttachment):
 
 
 class Silent:
-    """Listens to nothing."""
+    """A listener of the fleet that ignores all events."""
 
     def progressed(self, request_id, num_output_tokens):
         pass
