@@ -11,6 +11,7 @@ import pandas as pd
 
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
 from experiments.calibrate.tables import Measured
+from experiments.study.errors import errors
 from hwmodels.device import Device
 from hwmodels.fitting.attention import capability_of, fit_attention
 from hwmodels.fitting.collectives import fit_collectives
@@ -18,7 +19,7 @@ from hwmodels.fitting.gemm import capability_of as capability_of_gemm
 from hwmodels.fitting.gemm import fit_gemm
 from hwmodels.fitting.mla import fit_mla
 from hwmodels.fitting.moe import fit_moe
-from hwmodels.fitting.robust import Fitted, errors, validation_rows
+from hwmodels.fitting.robust import Fitted, validation_rows
 from hwmodels.operators import Calibration
 from sim.settings.errors import ConfigError
 
@@ -138,12 +139,8 @@ def residuals(operator: Operator, table: Measured, device: Device, calibration: 
 
 def error_figures(lines: pd.DataFrame) -> dict[str, float]:
     """Computes rows, coverage (share of rows with a prediction), and median, p90 and bias in percent."""
-    predicted = lines[lines["predicted_s"].notna()]
-    figures = {"rows": len(lines), "coverage": len(predicted) / len(lines) if len(lines) else np.nan}
-    if predicted.empty:
-        return figures | {"median": np.nan, "p90": np.nan, "bias": np.nan}
-    found = errors(predicted["predicted_s"].to_numpy(), predicted["measured_s"].to_numpy())
-    return figures | {"median": found.median, "p90": found.p90, "bias": found.bias}
+    found = errors(lines["predicted_s"], lines["measured_s"])
+    return {name: getattr(found, name) for name in ("rows", "coverage", "median", "p90", "bias")}
 
 
 def error_table(lines: pd.DataFrame) -> pd.DataFrame:

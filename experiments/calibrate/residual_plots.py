@@ -7,6 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from experiments.study.errors import relative_errors
 from sim.report.chart import BLUE, GREY, LIMIT, ORANGE, log_axis, styled
 
 MAX_POINTS = 2000
@@ -20,7 +21,7 @@ def residual_figure(lines: pd.DataFrame, size_label: str, seed: int = 0) -> go.F
     `experiments.calibrate.fit.residuals`; rows without a prediction are not drawn.
     """
     predicted = lines[lines["predicted_s"].notna()]
-    error = 100 * (predicted["predicted_s"] / predicted["measured_s"] - 1)
+    error = pd.Series(relative_errors(predicted["predicted_s"], predicted["measured_s"]), predicted.index)
     figure = make_subplots(1, 2, subplot_titles=["predicted against measured, us", "error, %"])
     for name, colour, part in (
         ("fitted", BLUE, predicted[~predicted["validation"]]),

@@ -20,13 +20,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, repeat
-from statistics import median
 from typing import Any, NamedTuple
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.papers.published_speedups import Comparison, Row
 from experiments.papers.speculation_rows import COMPARISONS
+from experiments.study.errors import SHARE, errors
 from experiments.study.workers import whole
 from hwmodels.exact import Num
 from hwmodels.iterations import IterationModel, IterationShape
@@ -229,8 +229,9 @@ def line_of(result: Result) -> str:
 
 
 def median_error(found: Iterable[Result]) -> float:
-    """Returns the median of the absolute errors."""
-    return median(abs(result.error) for result in found)
+    """Returns the median of the absolute errors, as a share."""
+    rows = list(found)
+    return errors([row.ours for row in rows], [row.row.published for row in rows], unit=SHARE).median
 
 
 def percent(share: float) -> str:

@@ -21,6 +21,7 @@ import pandas as pd
 from experiments.score import runs
 from experiments.score.predictions import predict_row
 from experiments.score.table import read_table
+from experiments.study.errors import errors
 from hwmodels.iterations import Jitter
 from hwmodels.levels import Calibrated
 from sim.settings.errors import ConfigError
@@ -79,8 +80,8 @@ def error_table(columns: Mapping[str, pd.DataFrame]) -> str:
     for metric in runs.METRICS:
         cells = []
         for scored in columns.values():
-            errors = 100 * (scored[f"{metric}_predicted"] / scored[metric] - 1)
-            cells.append(f"{errors.abs().median():.1f} ({errors.median():+.1f})")
+            found = errors(scored[f"{metric}_predicted"], scored[metric])
+            cells.append(f"{found.median:.1f} ({found.bias:+.1f})")
         lines.append(f"| {metric} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -10,6 +10,11 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from experiments.study.errors import errors_of_groups
+
+FIGURES = ("rows", "coverage", "mean", "median", "p90", "bias")
+"""Columns of a table of errors."""
+
 BANDS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 """Limits of the concurrency bands."""
 
@@ -19,33 +24,18 @@ def errors_by_group(
 ) -> dict[str, pd.DataFrame]:
     """Computes a table of errors per metric that has a measured column NAME and a predicted NAME_predicted.
 
-    One row per group. Columns: rows (with a measurement), coverage (share of them with a prediction), mean,
-    median and p90 of the absolute percentage error, and bias, the median of predicted / measured - 1 in
-    percent.
+    One row per group, with the columns by, value and `FIGURES` (`experiments.study.errors.Errors`).
     """
-    tables = {}
-    for metric in metrics:
-        if metric not in scored:
-            continue
-        known = scored[scored[metric].notna()]
-        lines = [_line("all", "", known, metric)]
-        for group in groups:
-            if group in known:
-                lines += [_line(group, str(value), part, metric) for value, part in known.groupby(group)]
-        tables[metric] = pd.DataFrame([line for line in lines if line["rows"]])
-    return tables
-
-
-def _line(group: str, value: str, rows: pd.DataFrame, metric: str) -> dict[str, object]:
-    predicted = rows[rows[f"{metric}_predicted"].notna()]
-    error = 100 * (predicted[f"{metric}_predicted"] / predicted[metric] - 1).to_numpy(dtype=np.float64)
-    figures = {"mean": np.nan, "median": np.nan, "p90": np.nan, "bias": np.nan}
-    if len(error):
-        absolute = np.abs(error)
-        median, p90 = np.percentile(absolute, [50, 90])
-        figures = {"mean": absolute.mean(), "median": median, "p90": p90, "bias": np.median(error)}
-    coverage = len(predicted) / len(rows) if len(rows) else 0.0
-    return {"by": group, "value": value, "rows": len(rows), "coverage": coverage, **figures}
+    return {
+        metric: pd.DataFrame(
+            [
+                {"by": group, "value": str(value), **{name: getattr(found, name) for name in FIGURES}}
+                for group, value, found in errors_of_groups(scored, f"{metric}_predicted", metric, groups)
+            ]
+        )
+        for metric in metrics
+        if metric in scored
+    }
 
 
 def concurrency_band(concurrency: float) -> str:

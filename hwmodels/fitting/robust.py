@@ -1,11 +1,11 @@
-"""Tools of all fits: validation groups, robust least squares, sums of terms, error figures."""
+"""Tools of all fits: validation groups, robust least squares, sums of terms."""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -30,28 +30,6 @@ def validation_rows(columns: Mapping[str, Any], group_by: Sequence[str]) -> NDAr
             kept_back[key] = zlib.crc32(repr(key).encode()) % 4 == 0
         rows.append(kept_back[key])
     return np.array(rows, dtype=np.bool_)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Errors:
-    """Absolute percentage errors of predictions."""
-
-    num_rows: int
-    median: float
-    p90: float
-    bias: float
-    """Median of predicted / measured - 1 in percent; > 0 means that predictions are too slow."""
-
-
-def errors(predicted: Floats, measured: Floats) -> Errors:
-    """Returns the errors of predictions. Raises ValueError if there are no rows."""
-    if not len(measured):
-        raise ValueError("no rows to compare")
-    relative = 100 * (predicted / measured - 1)
-    median, p90 = np.percentile(np.abs(relative), [50, 90])
-    return Errors(
-        num_rows=len(measured), median=float(median), p90=float(p90), bias=float(np.median(relative))
-    )
 
 
 class Fitted(NamedTuple, Generic[Curve]):

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.calibrate.engine.steps import Chunk, Step
+from experiments.study.errors import SHARE, errors
 from hwmodels.iterations import COUNTED
 
 KINDS = ("decode", "prefill", "mixed")
@@ -67,17 +68,15 @@ def errors_by_kind(table: pd.DataFrame) -> pd.DataFrame:
     error, and error of the total time.
     """
     groups = [(kind, table[table["kind"] == kind]) for kind in KINDS]
+    found = [
+        (kind, errors(group["priced_s"], group["measured_s"], unit=SHARE))
+        for kind, group in [*groups, ("all", table)]
+        if len(group)
+    ]
+    figures = ("median", "p90", "bias", "total")
     return pd.DataFrame(
         [
-            {
-                "kind": kind,
-                "iterations": len(group),
-                "median": group["error"].abs().median(),
-                "p90": group["error"].abs().quantile(0.9),
-                "bias": group["error"].median(),
-                "total": group["priced_s"].sum() / group["measured_s"].sum() - 1,
-            }
-            for kind, group in [*groups, ("all", table)]
-            if len(group)
+            {"kind": kind, "iterations": one.rows, **{name: getattr(one, name) for name in figures}}
+            for kind, one in found
         ]
     )

@@ -32,6 +32,7 @@ from experiments.score.trust.left_out import (
     tree_of,
 )
 from experiments.score.trust.predictions import Predictions, Task, columns
+from experiments.study.errors import errors
 from experiments.study.progress import lasting_progress
 from hwmodels import trust
 from sim.engine.clock import ctrl_c_noted
@@ -130,20 +131,21 @@ def print_outcome(found: Sequence[Outcome], rows: Rows, console: Console) -> Non
     print_tables([constant_lines(rows.fit(lambda case: False), rows.cases)], console)
 
 
-def error_lines(found: Iterable[Outcome]) -> list[list[str]]:
+def error_lines(left_out: Iterable[Outcome]) -> list[list[str]]:
     """Returns the errors of left-out rows by traffic, level, architecture and figure; the heading first.
 
     Public rows are not among them: `kind=public` prints their errors.
     """
     cells: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
-    for one in found:
+    for one in left_out:
         if SOURCES[one.case.table].fitted:
             cells[one.case.traffic, one.level.value, one.case.architecture, one.figure].append(one)
     lines = [["traffic", "GPU", "architecture", "figure", "rows", "median", "p90", "bias"]]
     for key, own in sorted(cells.items()):
-        errors = np.array([one.error_percent for one in own])
-        median, p90 = np.percentile(np.abs(errors), [50, 90])
-        lines.append([*key, f"{num_rows(own):,}", f"{median:.1f}", f"{p90:.1f}", f"{np.median(errors):+.1f}"])
+        of_100 = [100 + one.error_percent for one in own]  # predictions of measured values of 100
+        found = errors(of_100, [100.0] * len(own))
+        figures = (f"{found.median:.1f}", f"{found.p90:.1f}", f"{found.bias:+.1f}")
+        lines.append([*key, f"{num_rows(own):,}", *figures])
     return lines
 
 

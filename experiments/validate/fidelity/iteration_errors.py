@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from experiments.study.errors import SHARE, Errors, errors
 from experiments.validate.fidelity.measured import Measured
 from hwmodels.iterations import COUNTED, IterationModel
 from sim.metrics.figure import KINDS, iteration_kind, iteration_shape
@@ -111,23 +111,22 @@ def _buckets(rows: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFram
 def _figures(
     rows: pd.DataFrame, kind: str, num_runs: int, *, batch: str = "", context: str = ""
 ) -> IterationError:
-    error = _relative(rows)
-    p10, median, p90 = np.percentile(error, [10, 50, 90]).tolist()
-    medians = [float(np.median(_relative(one))) for _, one in rows.groupby("run")]
+    found = _errors(rows)
+    medians = [_errors(one).bias for _, one in rows.groupby("run")]
     return IterationError(
         kind=kind,
         batch=batch,
         context=context,
         count=len(rows),
         measured_s=float(rows["measured_s"].mean()),
-        median=median,
-        p10=p10,
-        p90=p90,
-        median_absolute=float(np.median(np.abs(error))),
-        total=float(rows["model_s"].sum() / rows["measured_s"].sum() - 1),
+        median=found.bias,
+        p10=found.low,
+        p90=found.high,
+        median_absolute=found.median,
+        total=found.total,
         noise=max(medians) - min(medians) if num_runs > 1 and len(medians) > 1 else math.nan,
     )
 
 
-def _relative(rows: pd.DataFrame) -> NDArray[np.float64]:
-    return (rows["model_s"] / rows["measured_s"] - 1).to_numpy(dtype=np.float64)
+def _errors(rows: pd.DataFrame) -> Errors:
+    return errors(rows["model_s"], rows["measured_s"], unit=SHARE)

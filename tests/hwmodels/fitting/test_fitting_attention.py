@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.study.errors import errors
 from hwmodels.fitting.attention import (
     GROUP_BY,
     capability_of,
@@ -15,7 +16,7 @@ from hwmodels.fitting.attention import (
     predict_prefill,
     windows,
 )
-from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.fitting.robust import validation_rows
 from hwmodels.operators.attention import AttentionCurve, DecodeAttention, HeadLayout, PrefillAttention
 
 OPS = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops"

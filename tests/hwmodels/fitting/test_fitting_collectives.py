@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.study.errors import errors
 from hwmodels.fitting.collectives import GROUP_BY, fit_collectives, fitted_rows, predict_collectives
-from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.fitting.robust import validation_rows
 from hwmodels.operators.collectives import CollectiveCurve, collective_seconds
 
 MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "collectives.parquet"

@@ -5,8 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.study.errors import errors
 from hwmodels.fitting.gemm import GROUP_BY, capability_of, fit_gemm, modelled_rows, predict_gemm
-from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.fitting.robust import validation_rows
 from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 
@@ -119,7 +120,7 @@ def pooled_errors(frames, devices, curve_of):
 def test_matrices_that_were_not_fitted_are_within_the_goal(measured, devices, curves, name, median, p90):
     kept_back = measured[validation_rows(measured, GROUP_BY) & modelled_rows(measured)]
     found = pooled_errors(kept_back[kept_back.dtype.isin(TYPES[name])], devices, curves.__getitem__)
-    assert found.num_rows > 5000
+    assert found.rows > 5000
     assert found.median <= median
     assert found.p90 <= p90
 

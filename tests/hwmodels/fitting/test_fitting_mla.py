@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.study.errors import errors
 from hwmodels.fitting.mla import GROUP_BY, Attention, fit_mla, predict_mla, projections
-from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.fitting.robust import validation_rows
 from hwmodels.model.weights import weight_format
 from hwmodels.operators.gemm import GemmCurve, StreamCurve, gemm_seconds, stream_seconds
 from hwmodels.operators.mla import MlaCurve, MlaDecode, MlaHeads

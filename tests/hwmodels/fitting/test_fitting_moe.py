@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.study.errors import errors
 from hwmodels.fitting.moe import FORMATS, GROUP_BY, fit_moe, fitted_rows, predict_moe
-from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.fitting.robust import validation_rows
 from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.moe import MoeCurve, kernel_family, moe_seconds
 from hwmodels.operators.moe_routing import ExpertLayer, Routing
@@ -150,7 +151,7 @@ def test_marlin_with_many_ranks_is_priced(devices, gpu):
     capability = "sm100" if gpu == "b200_sxm" else "sm90"
     fitted = fit_moe(rows, devices[gpu], compute_capability=capability).curve
     found = errors(predict_moe(rows, devices[gpu], fitted), rows["latency_us"] * 1e-6)
-    assert found.num_rows > 100
+    assert found.rows > 100
     assert found.median < 10
     assert found.p90 < 25
 
@@ -184,6 +185,6 @@ def test_layouts_that_were_kept_back_are_predicted(devices, gpu, capability):
     held = {name: column[kept_back] for name, column in rows.items()}
     found = errors(predict_moe(held, devices[gpu], curve), held["latency_us"] * 1e-6)
 
-    assert found.num_rows > 1000
+    assert found.rows > 1000
     assert found.median < 15
     assert found.p90 < 40
