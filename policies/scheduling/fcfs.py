@@ -1,4 +1,4 @@
-"""First come, first served, and the numbers of the entries into a queue."""
+"""First come, first served, and the numbering of entries into a queue."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from policies.scheduling import Scheduling
 class Fcfs(Scheduling):
     """Order of arrival. A preempted request keeps its position before all later arrivals.
 
-    Memory pressure: the sequence that was admitted last is preempted. It is the last arrival, but where a
-    request was skipped that waited for its adapter or for a larger budget. Horizon: the order never changes
+    Memory pressure: the sequence that was admitted last is preempted. It is also the last arrival, unless a
+    request was skipped while it waited for its adapter or a larger budget. Horizon: the order never changes
     by itself.
     """
 
@@ -28,7 +28,7 @@ class Fcfs(Scheduling):
 
 
 class Entries:
-    """A number per sequence: its place in the order of entry, unless `sort` gives it another one."""
+    """A number per sequence: its place in the order of entry, unless `sort` changes it."""
 
     def __init__(self) -> None:
         self._num_entries = 0
@@ -58,7 +58,7 @@ class Entries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueOrder(Scheduling):
-    """First come, first served, where a preempted request comes again.
+    """First come, first served, where a preempted request rejoins at the end.
 
     Order of entry into the queue: a preempted request waits behind all others (SGLang's `fcfs`).
 
