@@ -111,7 +111,7 @@ LIMITS = (
 
 @runtime_checkable
 class DividesLimits(Protocol):
-    """A batching policy that makes the policy of a rank itself; others have a share of `LIMITS`."""
+    """A batching policy that creates the ranks' policies itself; other policies divide `LIMITS`."""
 
     def of_rank(self, size: int) -> Batching:
         """Returns a new policy for each of `size` ranks."""

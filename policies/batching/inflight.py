@@ -82,7 +82,7 @@ class InFlight(Checked):
         return self.enable_chunked_context and self.context_chunking_policy == EQUAL_PROGRESS
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Gives the budget to decodes, prompts in prefill and new ones, if the capacity policy allows."""
+        """Schedules decodes, prompts in prefill and new prompts, as the capacity policy allows."""
         step.budget(self.max_num_batched_tokens)
         most = step.tokens_left  # for a prompt alone in its iteration; drafting may need a part
         if not self._reserves:
@@ -247,9 +247,9 @@ class InFlight(Checked):
         return shares
 
     def _iterations_to_wait(self, view: StepView, step: StepBuilder, num_tokens: int) -> int:
-        """Returns for how many iterations, this one with its decodes included, prompts wait for others.
+        """Returns the number of iterations, including this one, for which prompts wait for others.
 
-        num_tokens: those of the prompts that could run now. If there are none, the wait is interrupted.
+        num_tokens: tokens of the prompts that could run now. If there are none, the wait is interrupted.
         """
         since = self._wait.pop("since", None)
         if since is not None:

@@ -114,7 +114,7 @@ class Dynamic(Static):
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Waits while the next batch is not full and the delay has not passed, else runs a static batch."""
+        """Waits until the next batch is full or the delay has passed; then runs a static batch."""
         if not view.num_running and 0 < view.num_waiting < min(self.batch_size, view.max_num_seqs):
             arrivals_s = [seq.request.arrival_s for seq in view.waiting]  # empty if all wait for adapters
             due_s = min(arrivals_s, default=now) + self.max_queue_delay_s

@@ -72,7 +72,7 @@ class Tgi(Checked):
         step.repeat(num_iterations if view.num_waiting and num_iterations else FOREVER)
 
     def _iterations_until_any_may_join(self, view: StepView) -> int:
-        """Returns for how many iterations, this one included, only a large enough group may join."""
+        """Returns the number of iterations, including this one, in which only large groups may join."""
         if not view.num_decoding:
             return 0
         since = view.num_iterations - self._last_prefill.get("iteration", view.num_iterations)

@@ -108,7 +108,7 @@ class FastGen(Caching):
 
     @property
     def weight_reads(self) -> WeightReads:
-        """The weights of the whole prompt, and those of heads that keep frequent tokens in every step."""
+        """The weights of the whole prompt, and in every step those of heads that keep frequent tokens."""
         reading = (head.share for head in self.policies if head.policy in ("frequent", "local"))
         return WeightReads(decode_share=fsum(reading))
 

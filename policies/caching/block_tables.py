@@ -221,7 +221,7 @@ class Branches:
         return [self.trunk + table for table in self._tables]
 
     def layout(self) -> list[tuple[int, int, int, int]]:
-        """Returns (number, a branch that has it, position, tokens) of each block, in the order of `numbers`.
+        """Returns (number, a branch with it, position, tokens) of each block, in the order of `numbers`.
 
         A block comes after those with earlier positions, because the last blocks of the tables are the
         newest.

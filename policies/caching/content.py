@@ -338,7 +338,7 @@ class Places:
 
 
 class ContentListener(Protocol):
-    """Is told which blocks a pool offers to lookups.
+    """A listener to the blocks that a pool offers to lookups.
 
     names: the names of blocks, unique while they are offered. Blocks that only their own request can find
     (`content.PRIVATE_PLACES`) are not reported.
@@ -464,7 +464,7 @@ class Answers:
         return [place for place, end in seq.kv.path if end > num_prompt_blocks]
 
     def num_generated(self, seq: Sequence) -> int:
-        """Counts the first tokens of a running sequence that are known and computed; 0 before it decodes."""
+        """Counts a running sequence's leading known and computed tokens; 0 before it decodes."""
         return 0 if seq.state is PREFILLING or seq.state is LOADING else self.num_readable(seq)
 
     def offer_for(self, path: list[PathPart], num_blocks: int) -> bool:

@@ -57,10 +57,11 @@ class Tables:
 
 
 class GroupPool(BlockPool):
-    """A block pool for several block tables per sequence; `groups` says which blocks each of them keeps.
+    """A block pool with several block tables per sequence; `groups` defines the blocks that each keeps.
 
-    max_in_flight_tokens: tokens of the steps that are planned and have not ended, at most. A sequence is
-    admitted if the blocks that it holds at the same time are free, not those of all its tokens.
+    max_in_flight_tokens: maximum number of tokens in planned, unfinished steps. A sequence is admitted if its
+    maximum number of simultaneously held blocks is free, which may be less than the blocks for all its
+    tokens.
 
     The pool of a cache with KV groups: one block table per group (`KvGroup`), all blocks from one pool.
 

@@ -238,8 +238,8 @@ class BlockPool:
     def named_stores(self, read: Set[tuple[str, Content]]) -> tuple[list[Transfer], list[Transfer]]:
         """Returns the transfers of `stores` with block ids, and dropped contents, for an engine that copies.
 
-        read: (tier, content) that the loads since the last call read. Returns the transfers before these
-        loads and those after them.
+        read: (tier, content) read by the loads since the last call. The result has the transfers before and
+        after these loads.
         """
         return [], []
 

@@ -317,7 +317,7 @@ class PrefixPool(BlockPool):
         return held
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
-        """Gives the first num_full blocks of a sequence their contents, after equal ones of others."""
+        """Assigns contents to a sequence's first num_full blocks, after equal blocks of others."""
         held: Holding = seq.kv
         if held.is_private:  # no other sequence generates or finds its blocks
             if num_full > held.num_with_content:

@@ -468,7 +468,7 @@ class RadixTree:
                     first, skip = locate(segments, node.depth + num_equal)
                 else:
                     node = child
-                    first, skip = first + len(edge) - 1, edge[-1][1]  # the prompt's segment goes on behind it
+                    first, skip = first + len(edge) - 1, edge[-1][1]  # the prompt's segment continues here
             if priority is not None:
                 if priority > node.priority:
                     node.priority = priority

@@ -199,9 +199,9 @@ class Runs:
         self.offer(held, owner, place, first, end)
 
     def offer(self, held: Holding, owner: int, place: int, first: int, end: int) -> None:
-        """Creates runs of the blocks first to end - 1 of a place: copies where blocks are offered already.
+        """Creates runs of a place's blocks first to end - 1, as copies where blocks are already offered.
 
-        held.tail_ids must have all or none of their ids.
+        held.tail_ids must have all or none of the blocks' ids.
         """
         self.evict_pending()
         if place in self._free:
@@ -279,7 +279,7 @@ class Runs:
         return num_free
 
     def evict_pending(self) -> None:
-        """Performs pending evictions: the run that became free first is evicted first, from its end."""
+        """Performs pending evictions: runs go in the order in which they became free, from their ends."""
         if self.num_pending_evictions:
             self.evict_whole_runs()
         if not self.num_pending_evictions:
@@ -356,7 +356,7 @@ class Runs:
         run.first += num_blocks
         run.num_blocks -= num_blocks
         run.ids = run.ids[num_blocks:]
-        if not run.owners:  # the head is evicted right after the rest, as ends are evicted before beginnings
+        if not run.owners:  # the head is evicted right after the rest: ends go before beginnings
             self._free[head.number] = head
             if run.is_copy:
                 behind = list(self._free)
@@ -463,9 +463,9 @@ def _last_of(held: Holding, num_blocks: int) -> list[Run]:
 
 
 class PinnedTime(NamedTuple):
-    """For how long the pinned prefixes of a pool were kept.
+    """Durations for which the pinned prefixes of a pool were kept.
 
-    expired_token_s: token-seconds of expired pins. kept: tokens, start and expiry of each of the others.
+    expired_token_s: token-seconds of expired pins. kept: tokens, start and expiry of each other pin.
     """
 
     expired_token_s: float = 0.0

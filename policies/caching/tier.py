@@ -149,11 +149,12 @@ NOWHERE = "nowhere"
 
 
 class TierLedger:
-    """Compares the contents of the tiers with the transfers that were requested so far.
+    """Compares the contents of the tiers with the transfers requested so far.
 
     tiers: the tier nearest to the GPU first.
 
-    Ledger of the blocks that an executor holds in the tiers below the GPU, and the transfers between them.
+    A ledger of the blocks that an executor holds in the tiers below the GPU, and of the transfers between
+    them.
 
     While a step is planned, a `TieredPool` adds contents to its tiers and evicts contents, sometimes the same
     ones. An executor that copies bytes gets the net difference once per plan, block by block. Contents that

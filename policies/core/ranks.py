@@ -125,9 +125,7 @@ class Ranks:
         ]
         self._views = [RankView(state, self, rank) for rank in range(size)]
         self._batching: list[Batching] = []
-        self._num_free = [
-            self.num_blocks
-        ] * size  # free blocks of each rank after its part of a step
+        self._num_free = [self.num_blocks] * size  # free blocks of each rank after its part of a step
         self._is_paged = type(pool).blocks_held is BlockPool.blocks_held
         self._is_drafting = state.decodes.holds_planned
         self._max_unasked = 0  # number of a rank's decodes up to which its policy need not be called

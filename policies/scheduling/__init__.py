@@ -61,7 +61,7 @@ class Scheduling(Checked):
         raise NotImplementedError
 
     def chunk_rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Returns the sort key of a sequence in `StepView.prefilling`; without this method: by admission.
+        """Returns the sort key of a sequence in `StepView.prefilling`; without it, by admission.
 
         The order must not change when each sequence gets its next chunk, or `before_step` must call hold(1).
         """

@@ -35,7 +35,7 @@ class Entries:
         self._entries: dict[int, tuple[int, int]] = {}  # by request id: preemptions before it, its number
 
     def of(self, seq: SequenceView) -> int:
-        """Returns the number of a sequence; one that has entered since the last call gets the next one."""
+        """Returns the number of a sequence; one that entered since the last call gets the next number."""
         entry = self._entries.get(seq.request_id)
         if entry is None or entry[0] != seq.num_preemptions:
             entry = self._entries[seq.request_id] = seq.num_preemptions, self._num_entries
@@ -43,7 +43,7 @@ class Entries:
         return entry[1]
 
     def sort(self, queue: SequenceOf[SequenceView]) -> set[int]:
-        """Exchanges the numbers of sequences so that they rise in this order; returns the ids that moved."""
+        """Permutes the numbers of sequences so that they increase in this order; returns the moved ids."""
         moved = set()
         for seq, number in zip(queue, sorted(map(self.of, queue)), strict=True):
             if self._entries[seq.request_id][1] != number:

@@ -53,7 +53,7 @@ def _allotted(seq: SequenceView, num_expected: int) -> int:
     return min(seq.num_prompt_tokens + num_expected, seq.max_num_tokens)
 
 
-_Need = tuple[int, tuple[float, ...], int, SequenceView]  # minus allotted tokens: the largest first; rank, id
+_Need = tuple[int, tuple[float, ...], int, SequenceView]  # minus the allotted tokens, rank, id
 _Entry = tuple[tuple[float, ...], int, _Need]  # rank, id: the oldest first
 
 
@@ -68,7 +68,7 @@ class PackingQueue(WaitingQueue):
         self._memory = memory
         self._window = window
         self._oldest: list[_Entry] = []
-        self._largest: list[_Need] = []  # window by size; replaced, not changed, as an iterator may use it
+        self._largest: list[_Need] = []  # window by size; replaced, not changed: an iterator may use it
 
     def __len__(self) -> int:
         return len(self._oldest)

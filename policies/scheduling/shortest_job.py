@@ -27,7 +27,7 @@ def expected_output_tokens(seq: SequenceView) -> int:
 
 
 def remaining_output_tokens(seq: SequenceView) -> int:
-    """Computes the expected remaining output tokens, >= 1; the expectation holds for that many iterations."""
+    """Computes the expected remaining output tokens, >= 1; they stay valid for that many iterations."""
     return expected_output_tokens(seq) - seq.num_output_tokens
 
 

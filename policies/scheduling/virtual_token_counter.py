@@ -165,8 +165,7 @@ class FairQueue(WaitingQueue):
         self._new.append(seq)
 
     def remove(self, seq: SequenceView) -> None:
-        """Removes a sequence (admitted if a step is being built, else aborted). Raises KeyError if not here.
-        """
+        """Removes a sequence: admitted if a step is being built, else aborted. Raises KeyError if absent."""
         tenant, ledger = seq.request.tenant, self._ledger
         if seq in self._new:
             self._new.remove(seq)
@@ -205,7 +204,7 @@ class FairQueue(WaitingQueue):
             first = queues[tenant].first
             assert first is not None
             yield first
-            if tenant in queues and queues[tenant].first is first:  # the caller continues without removing it
+            if tenant in queues and queues[tenant].first is first:  # the caller may leave it in the queue
                 for _, other in self.tenants_in_order():
                     yield from (seq for seq in queues.get(other, ()) if seq is not first)
                 return
