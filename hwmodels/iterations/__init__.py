@@ -312,7 +312,7 @@ class JitterFactors:
         return self._factors[start : start + count]
 
     def _block(self) -> NDArray[np.float64]:
-        """Draws the factors of the next `BLOCK` iterations; always as many numbers, whatever the settings."""
+        """Draws the factors of the next `BLOCK` iterations; all settings use the same number of draws."""
         jitter, rng = self._jitter, self._rng
         independent, innovations = rng.standard_normal((2, BLOCK))
         uniform = rng.random(BLOCK)

@@ -133,7 +133,7 @@ def _is_below(line: tuple[Any, ...], lines: Lines, most_pairs: float) -> bool:
 
 
 class Prices(Protocol):
-    """Seconds by context tokens, with equal bits in both forms.
+    """Seconds by context tokens, bit-identical in both forms.
 
     few: the largest number of contexts for which `each` is faster.
     """
@@ -263,7 +263,7 @@ class ByContext:
         return self._straight if self._from <= first and last <= self._to else []
 
     def _look_up(self, keys: float) -> None:
-        """Notes the highest lines at a number of keys, and where they are above the others by rounding."""
+        """Stores the highest lines at a number of keys, and whether they exceed others only by rounding."""
         self._straight, least, most = [], 0.0, inf
         for calls, most_keys, lines in self._operators:
             if keys >= most_keys:  # all sequences fill the window

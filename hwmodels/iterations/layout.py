@@ -169,7 +169,7 @@ class ParallelLayout(Checked):
 
     @property
     def num_batch_shares(self) -> int:
-        """Attention groups times micro-batches, over which an iteration's sequences are distributed."""
+        """Attention groups times micro-batches: the parts over which sequences are distributed."""
         return self.attention_data_parallel_size * self.micro_batches
 
     def nodes_spanned(self, num_ranks: int, device: Device, stride: int = 1) -> int:
@@ -261,7 +261,7 @@ class ParallelLayout(Checked):
         own_chunks = smaller(divided_up(group_chunks, self.micro_batches), own_new)
         passing_pairs = smaller(group_pairs * passing / larger(group_new, 1), group_pairs)
         with_adapters: tuple[Any, ...] = ()
-        if adapters is not None:  # spread evenly over the tokens; every share may use every adapter
+        if adapters is not None:  # adapters are spread over the tokens; a share may use all adapters
             share = smaller((own_decodes + own_new) / larger(decodes + new, 1), 1)
             work = adapters.tokens * share, adapters.rank_tokens * share
             with_adapters = (adapters.adapters, *work, adapters.ranks)
@@ -410,7 +410,7 @@ class Round(NamedTuple):
 class Pipeline:
     """Pipeline stages with the time until which each is busy.
 
-    waits_for_tokens=False: a micro-batch may enter before that of the last round has returned.
+    waits_for_tokens=False: a micro-batch may enter before the last round's micro-batch has returned.
 
     Each stage works on each micro-batch at these times:
 

@@ -103,9 +103,9 @@ MEMORY_RULES = ("vllm", "sglang", "tensorrt_llm")
 class MemoryProfile(Checked):
     """The rule of an engine, and for vLLM of one of its versions.
 
-        vllm           share x total - weights - what a profile run of the largest batch needs [- CUDA graphs]
-        sglang share x free memory before the weights are loaded - weights tensorrt_llm share x (total -
-        weights - peak of a profile run)
+        vllm share x total - weights - peak of a profile run of the largest batch [- CUDA graphs] sglang share
+        x free memory before the weights are loaded - weights tensorrt_llm share x (total - weights - peak of
+        a profile run)
 
     The share is `gpu_memory_utilization`, `mem_fraction_static` and `free_gpu_memory_fraction`. Sources: vLLM
     0.32, `gpu_worker.determine_available_memory` and `mem_utils.memory_profiling`; SGLang 0.5.23,
@@ -141,7 +141,7 @@ class MemoryProfile(Checked):
 
     @property
     def has_state_share(self) -> bool:
-        """True if states of linear attention have a share of the memory (SGLang), false if in KV blocks.
+        """True if linear-attention states have their own memory (SGLang); False if they are in KV blocks.
 
         For TensorRT-LLM the latter is assumed.
         """
@@ -400,16 +400,16 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
-    kv_cache_memory_bytes: what they fill on each device, windows and states included, in place of the rest.
-    profile: the engine's rule; None: that of the newest vLLM. gpu_memory_utilization: the share of memory, by
-    that rule; None: SGLang's own. Llama-3.1-8B on an RTX 4090 at 0.92, defaults: 21.68 GiB usable - 14.96
-    weights - 0.47 activations - 0.71 graphs - 0.25 runtime = 5.29 GiB of KV: 2,708 blocks of 16 tokens.
-    With attention data parallelism, num_blocks counts the blocks of all attention groups; with context
-    parallelism, the blocks of all devices that share a sequence. Layers with a window have their own space in
-    every slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
-    adapters are kept in memory; draft: its weights, and its KV in every block. num_redundant_experts: copies
-    in each layer. kv_group_layers: number of layers per block, for a cache with one block table per group of
-    layers; None: all. offload: weights, and layers with their KV, that are in host memory.
+    kv_cache_memory_bytes: the memory that they fill on each device, including windows and states, instead of
+    the rest. profile: the engine's rule; None: the rule of the newest vLLM. gpu_memory_utilization: the share
+    of memory, by that rule; None: SGLang's own. Llama-3.1-8B on an RTX 4090 at 0.92, defaults: 21.68 GiB
+    usable - 14.96 weights - 0.47 activations - 0.71 graphs - 0.25 runtime = 5.29 GiB of KV: 2,708 blocks of
+    16 tokens. With attention data parallelism, num_blocks counts the blocks of all attention groups; with
+    context parallelism, the blocks of all devices that share a sequence. Layers with a window have their own
+    space in every slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all
+    active adapters are kept in memory; draft: its weights, and its KV in every block. num_redundant_experts:
+    copies in each layer. kv_group_layers: number of layers per block, for a cache with one block table per
+    group of layers; None: all. offload: weights, and layers with their KV, that are in host memory.
     blocks_hold_states: whether sequences may take cache blocks for linear-attention states. finds_prefixes:
     whether the cache keeps the KV and the states of past prefixes. Raises ValueError if no block fits, naming
     the smallest tensor parallelism that fits, and if num_kv_blocks or kv_cache_memory_bytes do not fit the

@@ -237,7 +237,7 @@ def ridge_points(device: Device) -> dict[str, float]:
 
 
 def largest_batch(plan: MemoryPlan, context_tokens: int, max_num_seqs: int) -> LargestBatch:
-    """Returns how many contexts with their states fit the KV blocks, in whole blocks; at most max_num_seqs.
+    """Returns how many contexts with states fit in the KV blocks, in whole blocks; at most max_num_seqs.
 
     2,602 blocks of 16 tokens hold 40 contexts of 1,025 tokens, 65 blocks each.
     """

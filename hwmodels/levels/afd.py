@@ -129,7 +129,7 @@ class Afd(Checked):
 class PingPong(InProportions):
     """An `IterationModel` of micro-batches that alternate between attention devices and FFN devices.
 
-    whole: the replica with attention and experts on all devices, for FLOPs and bytes and their proportions.
+    whole: the replica with attention and experts on all devices, for FLOPs, bytes and proportions.
     """
 
     def __init__(

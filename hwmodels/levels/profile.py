@@ -189,7 +189,7 @@ class AttentionTable:
         return larger(both - (together - best), best)
 
     def _cheaper(self, chunks: Any, tokens: Any, pairs: Any, _: Any) -> tuple[Any, Any, Any]:
-        """Returns cached tokens before the one chunk, its seconds, and the seconds of the cheaper reading."""
+        """Returns cached tokens before one chunk, its seconds, and the cheaper interpretation's seconds."""
         cached = larger(pairs / tokens - 0.5 * (tokens + 1), 0.0)
         cached_each = larger(pairs / tokens - 0.5 * (tokens / chunks + 1), 0.0)
         together = self._prefill.at(tokens, cached)
@@ -266,9 +266,9 @@ class Profile:
         return sum(operator.calls for operator in self.operators) + self.attention_calls
 
     def grid(self, components: Sequence[str], names: Sequence[str] | None = None) -> Grid | None:
-        """Returns seconds per iteration of these components, by their one size; None if there are none.
+        """Returns seconds per iteration of these components by size; None if there are none.
 
-        names: operators of them to be counted; None: all.
+        names: their operators to count; None: all.
         """
         operators = [
             operator

@@ -402,8 +402,8 @@ def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
 class DecodeAttention:
     """Decode attention of one layer; everything independent of the batch is computed once.
 
-    rows: query rows of each sequence, its draft tokens included. Several also have the time of their pairs,
-    at the rate of prefill: on an H100 with defaults, 32 query and 8 KV heads of 128, 64 sequences with 4,096
+    rows: query rows of each sequence, including its draft tokens. Several rows add the time of their pairs,
+    at the prefill rate: on an H100 with defaults, 32 query and 8 KV heads of 128, 64 sequences with 4,096
     tokens and 5 rows each take the 391 us of a decode for 1.075e9 bytes, plus 31 us for 1.31e6 pairs.
     """
 
@@ -416,7 +416,7 @@ class DecodeAttention:
         rows: int = 1,
         compute_dtype: str = "bf16",
     ) -> None:
-        """Raises ValueError for an unknown library of kernels, or as `PrefillAttention` does for a dtype."""
+        """Raises ValueError for an unknown kernel library, or, as `PrefillAttention`, for a dtype."""
         chosen = kernels_of(kernels, curve)
         call = chosen.decode if heads.kv_bytes_per_element >= 2 else chosen.decode_fp8
         splits = rows == 1 or not call.single_row

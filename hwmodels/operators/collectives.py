@@ -1,4 +1,4 @@
-"""Collectives among the devices of a replica: alpha-beta model of the algorithm that libraries pick by size.
+"""Collectives among the devices of a replica: an alpha-beta model of the algorithms of libraries.
 
 NCCL has all of them; p ranks, n bytes (each function defines them), time until every rank is done:
 
@@ -226,11 +226,11 @@ Route = tuple[list[Leg], Protocol]
 
 
 def ring_route(passes: int, num_ranks: int, device: Device, curve: CollectiveCurve, nodes: int) -> Route:
-    """Returns the route of passes around the rings of each node, and around the nodes or over trees of them.
+    """Returns the route of passes around the rings of each node, and around the nodes or over trees.
 
     passes: 1 for a gather or a scatter, 2 for both.
 
-    Between nodes a rank sends its share of what its node has.
+    Between nodes a rank sends its share of its node's data.
     """
     per_node, legs = ranks_per_node(num_ranks, device, nodes), []
     if per_node > 1:

@@ -81,7 +81,7 @@ class GemmCurve:
 
 
 class Tile(NamedTuple):
-    """Part of the output that one SM computes at a time, and the range of m for which a library offers it."""
+    """The output part that one SM computes at a time, and the range of m for which libraries offer it."""
 
     rows: int
     columns: int
@@ -306,7 +306,7 @@ def streamed_bytes(
 
 
 def found_share(num_bytes: Floats, cache_bytes: float) -> Floats:
-    """Returns the cached share of a tensor: 1 up to the size of the cache, 0 from twice that, else linear.
+    """Returns the cached share of a tensor: 1 up to the cache size, 0 from twice that size, else linear.
 
     Least recently used data is evicted first, so reading a tensor in order evicts what will be read next.
     """
@@ -351,7 +351,7 @@ def waves(full_sms: Floats, wave_share: float) -> Floats:
 def input_seconds(
     m: Floats, k: Floats, elements: ElementBytes, device: Device, family: GemmKernels
 ) -> Floats:
-    """Returns seconds of kernels before the GEMM; none quantises if activations keep their type."""
+    """Returns seconds of the kernels before the GEMM; no quantisation if activations keep their dtype."""
     if elements.x >= elements.out:
         return np.full(m.shape, family.before_s)
     row_s = family.quantise_row_s + k * (elements.out + elements.x) / family.quantise_bytes_per_sm_s
@@ -372,7 +372,7 @@ class StreamCurve:
 
 
 def stream_seconds(num_bytes: Num, device: Device, curve: StreamCurve, *, kernels: float = 1) -> Num:
-    """Returns seconds of elementwise kernels: kernels start_s + bytes / (B share), bytes read and written.
+    """Returns seconds of elementwise kernels: kernels start_s + bytes / (B share), read and written bytes.
 
     H100, 4 MiB, share 0.8: 2.0 us + 4,194,304 / (0.8 x 3.35e12) = 3.57 us.
     """

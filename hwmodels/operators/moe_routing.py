@@ -38,10 +38,10 @@ NUM_DRAWS = 31
 
 
 def busiest_rank(chances: Floats, ep_size: int, placement: str, num_redundant: int = 0) -> Floats:
-    """Returns the chance that a token visits each expert of the busiest rank, in descending order.
+    """Returns the probability, descending, that a token is routed to each of the busiest rank's experts.
 
-    chances: of each expert, by its number [E]; num_redundant: copies on all ranks together, with eplb. The
-    number of replicas must be a multiple of ep_size.
+    chances: probability of each expert, by its number [E]; num_redundant: copies on all ranks in total, with
+    eplb. The number of replicas must be a multiple of ep_size.
     """
     if placement == "dealt":
         return descending(chances)[::ep_size]
@@ -171,7 +171,7 @@ class Routing:
             )
 
     def check(self, layer: ExpertLayer) -> None:
-        """Raises ValueError if the layer has another number of experts, or copies do not fill its ranks."""
+        """Raises ValueError if the layer's number of experts differs, or copies do not fill its ranks."""
         if self.loads is not None and len(self.loads) != layer.num_experts:
             raise ValueError(
                 f"routing.loads: {len(self.loads)} numbers are given; must be one for each of the "
