@@ -338,8 +338,8 @@ class KnownLengths(Protocol):
     """A draft-length policy that lists its possible numbers, so that an engine can prepare for them."""
 
     def lengths(self, most: int) -> tuple[int, ...]:
-        """Returns the numbers that it may choose for all sequences of a step, ascending. most:
+        """Returns the numbers that it may choose for all sequences of a step, ascending.
 
-        DraftView.max_draft_tokens, the upper bound.
+        most: DraftView.max_draft_tokens, the upper bound.
         """
         ...
