@@ -1,4 +1,4 @@
-"""Runs a scenario whose records are written and summed up while it goes on."""
+"""Runs a scenario whose records are written and accumulated during the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sim.workload.sessions import OpenSessions
 
 
 class Tables(Protocol):
-    """Tables that are written while a run goes on."""
+    """Tables that are written during a run."""
 
     def add(self, chunk: RecordChunk) -> None:
         """Writes a chunk, whose requests have `request_metrics`. Raises OSError."""

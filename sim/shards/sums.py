@@ -1,7 +1,7 @@
-"""Shards of a run that streams: their figures and requests are added up and merged.
+"""Shards of a streaming run: their metrics and requests are accumulated and merged.
 
-A shard returns its accumulators and the rows of its requests instead of its tables. The merged figures are
-those of one process that streams its records, to the last bit.
+A shard returns its accumulators and the rows of its requests instead of its tables. The merged metrics are
+bit-identical to those of one process that streams its records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sim.workload.base import WorkloadNotes
 SUMS, ROWS = "sums", "rows"
 """Names of the parts of the file of a shard."""
 NewSetting = Callable[[Sequence[PoolRecord]], FigureSetting]
-"""Makes the setting of figures from the records of the pools."""
+"""Creates the setting of metrics from the records of the pools."""
 
 
 class MergedSums(NamedTuple):
@@ -47,8 +47,8 @@ def sums_bytes(
 ) -> bytes:
     """Returns the content of the file of a shard.
 
-    notes: those of the traffic of the whole run. width_s: of the intervals of iterations and gaps; None:
-    these are left out.
+    notes: the notes on the traffic of the whole run. width_s: width of the intervals of iterations and gaps;
+    None: these are omitted.
     """
     records = shard.records
     sums = RunSums(new_setting(records.pools))

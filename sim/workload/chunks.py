@@ -1,7 +1,7 @@
 """Requests as columns, for readers that need only a part of many requests.
 
-A source with a method `chunks` yields its requests as chunks of some thousand rows. A reader selects rows by
-the columns, and only those become Python objects:
+A source with a method `chunks` yields its requests as chunks of several thousand rows. A reader selects rows
+by the columns, and only those become Python objects:
 
     for chunk in chunks_of(source):
         mine = chunk.where(chunk.request_id % num_shards == shard)
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 ROWS = 4096
-"""Rows of a chunk: so few become Python objects at once."""
+"""Number of rows per chunk, which limits the Python objects created at once."""
 NO_SESSION = -1
 
 ObjectArray = npt.NDArray[np.object_]
@@ -48,7 +48,7 @@ class Common(NamedTuple):
     """Deadline of each priority, see `due_s`."""
     branching: Branching | None = None
     segments: Callable[[Any, int], tuple[Segment, ...]] | None = None
-    """Computes the content of a prompt from its entry in `Chunk.content` and its tokens; None: none."""
+    """Computes the content of a prompt from its entry in `Chunk.content` and its tokens; None: no content."""
 
 
 NOTHING_COMMON = Common()
@@ -69,11 +69,11 @@ class Chunk:
     deadline_s: FloatArray | None = None
     """Time at which the client needs the output, nan: none; None: it follows from `Common.deadlines_s`."""
     session_id: IntArray | None = None
-    """NO_SESSION: none; None: no request has one."""
+    """NO_SESSION: no session; None: no request has one."""
     tenant: ObjectArray | None = None
     """Texts; None: all are empty."""
     model: ObjectArray | None = None
-    """Texts, or None for the only model; None: no request names one."""
+    """Model names, or None for the only model; None: no request names one."""
     samples_NW: IntArray | None = None
     """Output tokens of each sample if they differ."""
     content: npt.NDArray[Any] | None = None
@@ -151,15 +151,15 @@ class ChunkedSource(Protocol):
     """A source that yields its open-loop requests as columns, in constant memory if it can."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the requests of `arrivals()`, in the same order; every call begins anew."""
+        """Yields the requests of `arrivals()`, in the same order; every call starts again."""
         ...
 
 
 def chunks_of(source: Source, until_s: float = inf) -> Iterator[Chunk]:
     """Returns the open-loop requests of any source as chunks.
 
-    A source without columns makes all of its requests first, one chunk after the other. until_s: end of the
-    run; such a source makes one request that arrives later, as in a run of one process, and no more.
+    A source without columns creates its requests chunk by chunk. until_s: end of the run; such a source
+    creates only one later request, as in a run of one process.
     """
     if isinstance(source, ChunkedSource):
         return source.chunks()
@@ -167,7 +167,7 @@ def chunks_of(source: Source, until_s: float = inf) -> Iterator[Chunk]:
 
 
 def chunks_of_made(arrivals: Iterator[Arrival]) -> Iterator[Chunk]:
-    """Yields requests that are objects already as chunks."""
+    """Yields existing request objects as chunks."""
     while made := list(islice(arrivals, ROWS)):
         requests = [arrival.request for arrival in made]
         sessions = [NO_SESSION if one.session_id is None else one.session_id for one in requests]
@@ -191,14 +191,14 @@ class OpenLoopSource(ABC):
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the requests, in order of arrival; every call begins anew."""
+        """Yields the requests, in order of arrival; every call starts again."""
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yields the requests one by one."""
         return arrivals_of(self.chunks())
 
     def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        """Returns nothing: no request follows another one."""
+        """Returns no requests: there are no follow-ups."""
         return ()
 
 
@@ -210,7 +210,7 @@ class PartOfSource(SourceAround):
     """
 
     def __init__(self, source: Source, chooses: Callable[[Chunk], BoolArray]) -> None:
-        """Creates the part. The notes are those of the source."""
+        """Creates the part. Its notes are the source's."""
         super().__init__(source)
         self.num_requests = self.last_arrival_s = None
         self._chooses = chooses
@@ -328,7 +328,7 @@ class TableSource(OpenLoopSource):
 
 
 def sized_segments(content: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
-    """Returns the content of a prompt. content: the tokens that each id names, and the ids; empty: none."""
+    """Returns the content of a prompt. content: the number of tokens per id, and the ids; empty: none."""
     return block_segments(content[1:], num_tokens, content[0]) if content else ()
 
 
