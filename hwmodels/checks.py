@@ -36,10 +36,10 @@ def check_whole(name: str, value: int, *, remedy: str = "") -> None:
 def check_curve(
     curve: Any, *, capabilities: Iterable[str] = (), zero_allowed: str = "", most_share: float = 1.0
 ) -> None:
-    """Raises ValueError unless the figures of a curve are finite numbers > 0, and its shares at most 1.
+    """Raises ValueError unless the parameters of a curve are finite and > 0, and its shares at most 1.
 
-    curve: a dataclass. capabilities: those that its compute capability may be. zero_allowed: a field that may
-    be 0. most_share: the largest value of a field that is a share.
+    curve: a dataclass. capabilities: allowed compute capabilities. zero_allowed: a field that may be 0.
+    most_share: the largest value of a field that is a share.
     """
     for entry in fields(curve):
         name, value = entry.name, getattr(curve, entry.name)

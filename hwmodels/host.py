@@ -138,7 +138,7 @@ class CudaGraphs(Checked):
     def padded(self, rows: int = 1) -> list[int]:
         """Returns a list: for each number of rows from 0 up, the captured size that runs it.
 
-        rows: those of each sequence; sizes are rounded up to a multiple of them, as vLLM does.
+        rows: rows per sequence; sizes are rounded up to a multiple of them, as in vLLM.
         """
         padded = [0]
         for size in self.sizes:
@@ -224,7 +224,7 @@ class HostShare:
         return self._host.iteration_s + self._host.sequence_s * num_seqs
 
     def stage_launch_seconds(self, replays: bool, kernels: Sequence[float]) -> list[float]:
-        """Returns the seconds in which each pipeline stage launches so many kernels, or replays its graph."""
+        """Returns the seconds for a pipeline stage to launch this many kernels, or to replay its graph."""
         if replays:
             return [self._host.graph_replay_s + self._gaps_s / len(kernels)] * len(kernels)
         return [self._host.launch_s * num for num in kernels]

@@ -206,7 +206,7 @@ class Call(NamedTuple):
     def is_of_user(self, packages: Collection[str]) -> bool:
         """Returns whether the code is the user's.
 
-        packages: those of the user's policies, which may be installed as libraries are.
+        packages: the packages of the user's policies, which may be installed like libraries.
         """
         file = self.frame.f_code.co_filename
         if self.is_ours or file == "<string>" or file.startswith("<frozen"):  # dataclasses are "<string>"
@@ -336,9 +336,9 @@ def note_time(error: BaseException, at_s: float) -> None:
 
 
 def failure(error: BaseException, policies: Iterable[Policy]) -> PolicyError | None:
-    """Returns the error to show in place of one that a policy has caused; None if no policy has.
+    """Returns the error to show instead of one caused by a policy; None if no policy caused it.
 
-    policies: all policies of the run. The time is that of `note_time`, else the engine's.
+    policies: all policies of the run. The time comes from `note_time`, else from the engine.
     """
     named = list(policies)
     if isinstance(error, PolicyError):
@@ -519,9 +519,9 @@ def _parameters(call: Call) -> str:
 
 
 def signature_lack(cls: type, kind: type, methods: Iterable[str]) -> tuple[str, str]:
-    """Returns (what is wrong, the method's name) of a user's class with a method of other arguments.
+    """Returns (the problem, the method's name) if a method of a user's class has wrong arguments.
 
-    kind: the class or protocol of the family. Both are empty if all of the methods take their arguments.
+    kind: the class or protocol of the family. Both are empty if all methods accept their arguments.
     """
     if not is_of_user(cls):
         return "", ""

@@ -161,7 +161,7 @@ def latent_attention(
 
 
 def each_its_own(lines: Lines) -> Lines:
-    """Returns the lines of rows that choose different keys: each reads its own, as if it were a sequence."""
+    """Returns the lines of rows that select different keys: each reads its own, like a sequence."""
     return tuple((fixed_s, 0.0, key_s, 0.0) for fixed_s, key_s, _, _ in lines)
 
 
@@ -359,7 +359,7 @@ def both_phases(
 ) -> Iterator[Operator]:
     """Yields the decode and the prefill operator; moved: bytes, if they differ from the stored bytes.
 
-    mixed_kernels: further launches where both phases are in one iteration.
+    mixed_kernels: additional launches if both phases are in one iteration.
     """
     for i, phase in enumerate(("decode", "prefill")):
         yield Operator(

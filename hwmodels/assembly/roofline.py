@@ -90,9 +90,9 @@ class Roofline:
         inputs: Inputs | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Builds it; inputs: returns the matrices that all tokens go through before the first layer.
+        """Builds it; inputs: returns the matrices applied to all tokens before the first layer.
 
-        offload: weights that are in host memory; None: none are.
+        offload: weights in host memory; None: none.
         """
         self.layout = layout or ParallelLayout()
         self.layout.check(model, device)

@@ -94,7 +94,10 @@ class Attention(NamedTuple):
     num_heads: int
 
     def kernels(self, compute_capability: str) -> str:
-        """Returns the library as in `operators.mla.FAMILIES`; old versions have other portable kernels."""
+        """Returns the library name in `operators.mla.FAMILIES`.
+
+        Old versions have different portable kernels.
+        """
         old = "vllm_0.14" if self.outside_graphs else self.framework
         return old if old in FAMILIES[compute_capability] else self.framework
 

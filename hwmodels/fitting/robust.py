@@ -139,9 +139,9 @@ def fit_curve(
 
 
 def end_of(is_equal: Callable[[float], bool], inner: float, outer: float) -> float:
-    """Returns the value furthest from `inner` towards `outer` with an equal cost, by bisection.
+    """Returns the value with an equal cost that is furthest from `inner` towards `outer`, by bisection.
 
-    is_equal: whether the cost of a value is equal; it is at `inner`.
+    is_equal: whether the cost of a value is equal; it must be true for `inner`.
     """
     if is_equal(outer):
         return outer

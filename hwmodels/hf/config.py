@@ -654,8 +654,8 @@ def layers_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int
 def blocks_of(layers: Sequence[Block], formats: Sequence[tuple[tuple[str, str], ...]]) -> tuple[Block, ...]:
     """Groups equal layers into one block each, in the order in which the kinds first occur.
 
-    formats: of each layer, as in `Block.formats`; empty: no layer has any. Layers of which nothing is left
-    (DeciLM) are not among them.
+    formats: of each layer, as in `Block.formats`; empty: no layer has any. Layers without any part (DeciLM)
+    are omitted.
     """
     counts: dict[Block, int] = {}
     for number, layer in enumerate(layers):

@@ -276,8 +276,8 @@ def tensor_bytes(file: Path) -> int | None:
 def size_notes(model: ModelSpec, folder: Path, *, is_float32: bool = False) -> tuple[str, ...]:
     """Returns one line with both sizes if the checkpoint's differs by more than TOLERANCE; else none.
 
-    model: with the checkpoint's own number formats. Modules for multi-token prediction may be in the files or
-    not. is_float32: the files hold 32 bits for what is served in 16, as those of float32 checkpoints do.
+    model: with the checkpoint's own number formats. Modules for multi-token prediction may or may not be in
+    the files. is_float32: the files hold 32 bits for numbers that are served in 16.
     """
     found = stored_size(folder)
     if found is None:

@@ -156,7 +156,10 @@ def bamba_attention(fields: Fields) -> list[Attention]:
 
 
 def granite_hybrid_attention(fields: Fields) -> list[Attention]:
-    """Reads Granite 4's mixers: layer_types says mamba or attention; without state-space layers all are."""
+    """Reads Granite 4's mixers from layer_types (mamba or attention).
+
+    Without state-space layers, all are attention.
+    """
     num_layers = fields.whole("num_hidden_layers")
     names = ("mamba", "attention", *SINCE_TRANSFORMERS_5)
     kinds = fields.names("layer_types", names, num_layers) or ["attention"] * num_layers

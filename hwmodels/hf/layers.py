@@ -340,7 +340,7 @@ def deepseek_mlp(fields: Fields) -> list[Mlp]:
 
 
 def llama4_mlp(fields: Fields) -> list[Mlp]:
-    """Reads experts with a shared one as wide in each interleave_moe_layer_step-th layer or moe_layers."""
+    """Reads experts with an equally wide shared one, by interleave_moe_layer_step or moe_layers."""
     num_layers, step = fields.whole("num_hidden_layers"), fields.count("interleave_moe_layer_step")
     listed, width = fields.wholes("moe_layers"), fields.whole("intermediate_size")
     sparse = [i in listed if listed else step > 0 and (i + 1) % step == 0 for i in range(num_layers)]

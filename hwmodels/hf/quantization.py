@@ -298,9 +298,9 @@ class Names(NamedTuple):
 
 
 def names_in(text: str, *, experts_beside_mlp: bool = False) -> Names:
-    """Returns the names that a checkpoint's patterns can tell apart: usual containers, and those in text.
+    """Returns the names that a checkpoint's patterns can distinguish: usual containers, and those in text.
 
-    text: all patterns. experts_beside_mlp: the experts are beside a dense `mlp` instead of in it (Gemma 4).
+    text: all patterns. experts_beside_mlp: the experts are next to a dense `mlp` instead of in it (Gemma 4).
     """
 
     def used(containers: Sequence[str]) -> tuple[str, ...]:

@@ -54,7 +54,10 @@ def of_bits(description: Description, allowed: Iterable[int], method: str, *keys
 
 
 def awq(description: Description) -> Plan:
-    """Reads AutoAWQ: 4 bits, groups of 128 by default; config.json says bits, quant_config.json w_bit."""
+    """Reads AutoAWQ: 4 bits, groups of 128 by default.
+
+    The key is bits in config.json, w_bit in quant_config.json.
+    """
     name = of_bits(description, WHOLE, "awq", "bits", "w_bit")
     size = description.group_size("group_size", "q_group_size", default=128)
     return Plan(in_groups(name, size), (description.left_out(),))

@@ -399,7 +399,7 @@ class Round(NamedTuple):
     end_s: Seconds
     """End of the stage's own work."""
     sent_s: Seconds
-    """Time when the next stage has the output and this stage is free; on the last stage equal to end_s."""
+    """Time at which the next stage has the output and this stage is free; on the last stage, end_s."""
 
     @property
     def busy_s(self) -> float:
@@ -432,9 +432,9 @@ class Pipeline:
         self._host_free_s = 0.0  # end of the engine's work on the last batch
 
     def enter(self, batch: Pass, now: float, factor: float = 1.0) -> float:
-        """Returns the time at which a batch that is planned now has its tokens; it follows those before it.
+        """Returns the time at which a batch planned now has its tokens; it follows earlier batches.
 
-        factor: on all times of the batch.
+        factor: multiplies all times of the batch.
         """
         begin_s = max(now, self._host_free_s)
         host_end_s = begin_s + factor * batch.host_s

@@ -331,7 +331,10 @@ class CountedTimes:
         return first_s, between_s, last_s + self.rows_s.of(rows)
 
     def _sum(self, kinds: Iterable[Per], counts: Counts, part: Part | None = None) -> Seconds:
-        """Sums seconds of operators of these kinds (and part) by count of tokens or rows; 0 takes 0 s."""
+        """Sums seconds of operators of these kinds (and part) by count of tokens or rows.
+
+        A count of 0 takes 0 s.
+        """
         some = np.maximum(counts, 1)
         batch = RankBatch(some, some, some, 0, 0, 0, 0, 0, 0)
         total = np.zeros_like(counts)

@@ -48,7 +48,10 @@ class MeasuredTable(InProportions):
         cuda_graphs: CudaGraphs | None = None,
         lacking: Sequence[Operator] = (),
     ) -> None:
-        """Takes in `lacking` the operators by number of tokens that the profile has not, such as experts."""
+        """Builds the model.
+
+        lacking: operators by number of tokens missing in the profile, such as experts.
+        """
         needed = {"gemm", "attention", "elementwise", "lm_head"} | (
             {"communication"} if num_devices > 1 else set()
         )

@@ -418,9 +418,10 @@ class ModelSpec(Checked):
         return sum(layers.count * layers.bytes_per_token for layers in self.kv_layers(tensor_parallel_size))
 
     def kv_bytes_of_sequence(self, num_tokens: int) -> float:
-        """Returns the KV bytes of a sequence of num_tokens tokens; layers with a window keep no more than it.
+        """Returns the KV bytes of a sequence of num_tokens tokens.
 
-        Shared by all ranks, no KV head twice; without states of linear attention.
+        Layers with a window keep at most the window. Total over all ranks, without duplicated KV heads and
+        linear-attention states.
         """
         return sum(
             layers.count * layers.bytes_per_token * min(num_tokens, layers.window or num_tokens)

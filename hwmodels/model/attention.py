@@ -303,7 +303,7 @@ class LatentAttention(Attention):
         return 0 if self.shares_kv else self.latent_width
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
-        """Returns one rank's matrices. Down-projections are replicated; absorbed decode folds kv_b_proj away."""
+        """Returns one rank's matrices. Down-projections are replicated; absorbed decode folds kv_b_proj."""
         heads = share_of(self.num_heads, tensor_parallel_size)
         q_width = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         if self.q_lora_rank is None:

@@ -303,13 +303,13 @@ class Mamba1(RecurrentLayer):
         return self.value_width(tensor_parallel_size) * self.state_size * KV_BYTES[self.state_dtype]
 
     def token_flops(self, tensor_parallel_size: int = 1) -> float:
-        """Returns 9 d_inner d_state operations of the vector units, as FLOPs of the tensor cores' time."""
+        """Returns 9 d_inner d_state vector-unit operations, as equivalent FLOPs of the tensor cores."""
         return 9.0 * VECTOR_SLOWDOWN * self.value_width(tensor_parallel_size) * self.state_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KimiDeltaAttention(HeadedLayer):
-    """Kimi delta attention: a gated delta net whose decay differs by channel; queries, keys, values alike."""
+    """Kimi delta attention: a gated delta net with a decay per channel, and equal widths of Q, K and V."""
 
     conv_kernel: PositiveInt = 4
     full_rank_gate: bool = False
@@ -438,7 +438,7 @@ class ShortConvolution(RecurrentLayer):
         return 0.0
 
     def token_flops(self, tensor_parallel_size: int = 1) -> float:
-        """Returns 2 (kernel + 1) width operations of the vector units, in FLOPs of the tensor cores' time."""
+        """Returns 2 (kernel + 1) width vector-unit operations, as equivalent FLOPs of the tensor cores."""
         return 2.0 * VECTOR_SLOWDOWN * (self.conv_kernel + 1) * self.value_width(tensor_parallel_size)
 
 

@@ -108,7 +108,10 @@ class SparseUnstructured(Checked):
     """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
 
     def applied(self, model: ModelSpec) -> ModelSpec:
-        """Returns the model with a note; the file holds other weights and one bit of position per weight."""
+        """Returns the model with a note.
+
+        The file holds the non-zero weights and one position bit per weight.
+        """
         matrices, file_bytes = model.quantised_matrices(), model.weight_bytes_per_rank()
         stored_bytes = sum(model.matrix_bytes(matrix) for matrix in matrices)
         place_bytes = sum(matrix.elements for matrix in matrices) / 8

@@ -91,7 +91,7 @@ class WeightFormat:
         return self.bits / 8 + self.scale_bytes_per_weight
 
     def compute_dtype(self, device: Device, activations: str) -> str:
-        """Returns the dtype of the tensor cores: the format's own if the chip has it, else the stand-in.
+        """Returns the dtype of the tensor cores: the format's if the chip supports it, else a substitute.
 
         fp8 on an A100 becomes weight-only: stored in 8 bits, multiplied in the activations' dtype.
         """

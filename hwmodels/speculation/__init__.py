@@ -66,11 +66,10 @@ class HostAhead:
 
 
 class SpeculativeModel:
-    """An `IterationModel` of a replica that drafts tokens; shapes without drafts are priced by the base.
+    """An `IterationModel` of a replica that drafts tokens. Shapes without drafts are priced by the base.
 
-        iteration = pass with draft tokens as further rows (any level that prices them) + drafting
-
-    Drafting follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass. With
+    iteration = pass with draft tokens as additional rows (any level that prices them) + drafting Drafting
+    follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass. With
     asynchronous scheduling an iteration takes at least the time in which the host prepares the next one: the
     engine's time plus the time of every draft step.
 
@@ -143,17 +142,17 @@ class SpeculativeModel:
     def pass_ends(
         self, start_s: float, num_seqs: int, contexts: list[int], rows: int, steps: int
     ) -> list[float]:
-        """Returns the end times of consecutive passes of the same sequences, each with as many draft tokens.
+        """Returns the end times of consecutive passes of the same sequences, with equal draft tokens.
 
         contexts: tokens attended to in each, summed over sequences; they do not decrease. rows, steps: draft
-        tokens of each sequence, and levels of them.
+        tokens per sequence, and their levels.
         """
         return self._leaps.pass_ends(start_s, num_seqs, contexts, rows, steps)
 
     def pass_seconds(self, num_seqs: int, context_tokens: int, k: int) -> float:
-        """Returns the seconds of a pass with k draft tokens per sequence, and of drafting as many after it.
+        """Returns the seconds of a pass with k draft tokens per sequence, and of drafting k more after it.
 
-        context_tokens: those of all sequences together. It is the estimate for draft-length policies.
+        context_tokens: of all sequences in total. This is the estimate for draft-length policies.
         """
         seconds: float = self.seconds(decodes_with_drafts(num_seqs, context_tokens, k))
         return seconds
@@ -256,10 +255,10 @@ MOST_PRICES = 50_000
 
 
 def pass_of_equal(num_seqs: int, context_tokens: Any, rows: int, steps: int) -> IterationShape:
-    """Returns a pass in which each sequence verifies `rows` draft tokens, and gets as many for the next.
+    """Returns a pass in which each sequence verifies `rows` draft tokens and drafts the same number again.
 
-    steps: levels of these tokens; with a chain, each is one. context_tokens: tokens attended to, summed over
-    sequences; a number or an array.
+    steps: levels of these tokens; in a chain, each token is a level. context_tokens: tokens attended to,
+    summed over sequences; a number or an array.
     """
     tokens = num_seqs * rows
     pairs = rows * context_tokens + num_seqs * (rows * (rows + 1) // 2)

@@ -50,9 +50,10 @@ CHAIN = DraftShape()
 
 
 class EqualSteps:
-    """The seconds of steps after passes that differ in their contexts only.
+    """The seconds of steps after passes that differ only in their contexts.
 
-    num_later: steps after the first. ahead: context tokens that each of these has more than the pass.
+    num_later: number of steps after the first. ahead: additional context tokens of each of these compared
+    with the pass.
     """
 
     __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s", "few")
@@ -431,7 +432,10 @@ class StepModel(Protocol):
         """Returns the seconds of decodes with additional rows; see `Roofline.pass_seconds`."""
 
     def equal_passes(self, num_seqs: int, tokens: int, rows: int, most_pairs: float, /) -> ByContext | None:
-        """Returns the prices of passes that differ in contexts only; None: only `seconds` knows them."""
+        """Returns the prices of passes that differ only in contexts.
+
+        None: only `seconds` can compute them.
+        """
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; they sum to `seconds`."""

@@ -87,7 +87,10 @@ class ExchangeResidents(SlotResidents):
             self._pending[name] = None
 
     def leave_queue(self, seq: SequenceView) -> None:
-        """Counts a sequence that has left the queue; without any others its adapter is no longer pending."""
+        """Counts a sequence that has left the queue.
+
+        If it was the adapter's last, the adapter is not pending.
+        """
         super().leave_queue(seq)
         name = seq.request.adapter
         if name is not None and name not in self._waiting:

@@ -146,7 +146,7 @@ class Residents:
         self._resident: set[str] = set()
         self._loading: dict[str, list[Sequence]] = {}  # being loaded, with the sequences that wait for it
         self._host: dict[str, None] = {}  # in host memory, the least recently loaded first
-        self._waiting: dict[str, int] = {}  # queued sequences by adapter, in the order of the first of each
+        self._waiting: dict[str, int] = {}  # queued sequences by adapter, ordered by the first one
         self._uses: Counter[str] = Counter()
         self._loads: list[AdapterLoad] = []
         self._puts: list[tuple[str, int | None]] = []
@@ -203,7 +203,7 @@ class Residents:
             self._prefetch(view)
 
     def give_way(self) -> None:
-        """Loads another adapter, if that lets sequences start, after a step in which nothing could run."""
+        """Loads another adapter after a step in which nothing could run, if sequences can then start."""
 
     def may_start(self, seq: SequenceView) -> bool:
         """Returns whether a waiting sequence's adapter is resident, or could be loaded."""
@@ -372,7 +372,10 @@ class Residents:
         """Frees the memory of an adapter."""
 
     def _victim(self, keep: str | None = None) -> str | None:
-        """Returns the unused adapter to evict, preferably one without waiting requests; None: none."""
+        """Returns the unused adapter to evict, preferably one without waiting requests.
+
+        None if there is none.
+        """
         idle = [name for name in self._idle if name != keep]
         not_waited_for = [name for name in idle if name not in self._waiting]
         candidates: Iterator[str] = iter(not_waited_for or idle)
@@ -415,7 +418,10 @@ class Residents:
         return "disk"
 
     def _prefetch(self, view: StepView) -> None:
-        """Loads adapters of waiting requests in order of arrival; evicts only adapters that none wait for."""
+        """Loads adapters of waiting requests in order of arrival.
+
+        Evicts only adapters without waiting requests.
+        """
         wanted = islice((name for name in self._waiting if name not in self._resident), self._num_prefetched)
         for name in [name for name in wanted if name not in self._loading]:
             while not self._fits_prefetched(name, view):

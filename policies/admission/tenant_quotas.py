@@ -63,7 +63,10 @@ class TenantQuotas(Checked):
     _total: Use = field(init=False, default=Use(), repr=False, compare=False)
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Refuses if the limits and the tenant's share are exceeded; the only request is always admitted."""
+        """Refuses if the limits and the tenant's share are exceeded.
+
+        A request to an idle service is always admitted.
+        """
         limits = self._limits(len(replicas))
         own = Use(1, request.prompt.num_tokens)
         total = self._total.plus(own)

@@ -708,7 +708,7 @@ class EngineCore:
         return self.apply(plan, outcome, now)
 
     def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the outcome of a plan that `check_commit` allows, after earlier sequences have left."""
+        """Applies the outcome of a plan checked by `check_commit`, after earlier ends."""
         num_iterations, pool = outcome.iterations, self.block_pool
         self.now = pool.now = self._state.last_end_s = now
         self._in_flight = None

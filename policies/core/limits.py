@@ -109,7 +109,7 @@ class Limits:
             raise ValueError(f"stop_after={stop_after}: must be {width} numbers >= 1, one per branch")
 
     def _room_for(self, branching: Branching, num_prompt: int, room: int) -> int:
-        """Computes the known tokens per branch that fit, for a sequence alone that shares only its prompt."""
+        """Computes the known tokens per branch that fit if a sequence is alone and shares only its prompt."""
         pool = self._pool
         num_blocks = room // pool.block_size
         if not pool.shares_branches:

@@ -45,10 +45,9 @@ class Release(NamedTuple):
     """
 
     def under(self, *, has_classes: bool, speculates: bool) -> Release:
-        """Returns the rules with a scheduling policy.
+        """Returns the rules with a scheduling policy. has_classes: whether it has priority classes.
 
-        has_classes: whether it is that of priority classes. speculates: whether a step yields several tokens
-        per sequence; then unread ones are kept.
+        speculates: whether a step yields several tokens per sequence; then unread ones are kept.
         """
         return self._replace(
             serves_past_preempted=self.serves_past_preempted and has_classes,

@@ -172,7 +172,10 @@ class StepBuilder:
         return self._decode_each()
 
     def decode_together(self) -> bool:
-        """Decodes all sequences with all their draft tokens; false, without a change, if there is no room."""
+        """Decodes all sequences with all their draft tokens.
+
+        Returns False, unchanged, without room for it.
+        """
         if self._drafts is None or self.is_of_rank or self._decoded or self._all_decode:
             return False
         num_tokens = self._drafts.take_all(self.tokens_left)

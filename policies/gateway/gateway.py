@@ -211,7 +211,10 @@ class GatewayAttachment(Generic[R, A, S]):
         return False
 
     def first_token(self, attempt: RequestAttempt[R, A], now: float) -> None:
-        """Handles the first token of a request from a replica; has_token: whether it had one before."""
+        """Handles the first token of a request from a replica.
+
+        has_token: whether the request had one before.
+        """
 
     def ends(self, attempt: RequestAttempt[R, A], replica: R, seq: S) -> bool:
         """Handles the end of a request on a replica; returns True if the request continues elsewhere."""
@@ -347,9 +350,9 @@ CRASHED = "its replica crashed"
 class Gateway(Generic[R, A, S]):
     """The gateway of a run. on_end is called with every request that has ended.
 
-    attempts: the attempts in progress, by request id. max_resends: number of times that an attempt is sent
-    again after crashes of its replica. keeps_tokens: whether it then continues after the tokens that its
-    client has, rather than from scratch.
+    attempts: the attempts in progress, by request id. max_resends: maximum number of resends of an attempt
+    after crashes of its replica. keeps_tokens: whether a resent request continues after the tokens that its
+    client has, instead of starting from scratch.
     """
 
     def __init__(
@@ -424,7 +427,10 @@ class Gateway(Generic[R, A, S]):
             self.fail(attempt, str(error), inf)
 
     def _wait_for_replica(self, attempt: RequestAttempt[R, A]) -> None:
-        """Holds a request until a starting replica can serve it; fails the attempt if none is starting."""
+        """Holds a request until a starting replica can serve it.
+
+        Fails the attempt if no replica is starting.
+        """
         request = attempt.arrival.request
         if self.fleet.will_serve(request.model):
             self._held[request.request_id] = attempt
@@ -466,7 +472,7 @@ class Gateway(Generic[R, A, S]):
         """Restarts a request that no replica has any more, after its streamed tokens or from scratch.
 
         is_resend: whether the cause is a crash of its replica, not of the replica with a copy of its KV. An
-        attempt that was resent as often as allowed fails.
+        attempt that has reached the maximum number of resends fails.
         """
         attempt = self.attempts[request_id]
         self.release(attempt)

@@ -36,10 +36,10 @@ class ExpertPlacing(Protocol):
 
 
 def in_order(num_experts: int, num_ranks: int, num_redundant_experts: int = 0) -> Slots:
-    """Returns the experts by number, then the copies, from the first one on: as vLLM loads them.
+    """Returns the experts by number, then copies from the first expert on, as vLLM loads them.
 
-    4 experts and 2 copies on 2 ranks: 0, 1, 2 and 3, 0, 1. Raises ValueError if the ranks have not equally
-    many slots.
+    4 experts and 2 copies on 2 ranks: 0, 1, 2 and 3, 0, 1. Raises ValueError if the ranks have unequal
+    numbers of slots.
     """
     num_slots = num_experts + num_redundant_experts
     if num_slots % num_ranks:

@@ -89,8 +89,8 @@ Choose = Callable[[Hosting, list[list[Slot]]], list[Slot]]
 def fill(problem: Problem, orders: Iterable[Sequence[Hosting]], choose: Choose) -> Plan:
     """Adds replicas in rounds of one turn per order; a turn adds the first hosting that fits and serves more.
 
-    orders: the hostings of each turn, in the order in which they are tried. Ends after a round that adds
-    nothing. Raises ValueError if the objective is cost and a demand is not met.
+    orders: the hostings of each turn, in the order of the attempts. Stops after a round that adds nothing.
+    Raises ValueError if the objective is cost and a demand is not met.
     """
     fleet, turns = Fleet(problem), [list(order) for order in orders]
     best = fleet.plan()

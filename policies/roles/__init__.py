@@ -87,10 +87,10 @@ class Turns(Checked):
             )
 
     def ends_s(self, waiting_since_s: Mapping[int, float], is_busy: bool, began_s: float) -> float:
-        """Returns the time from which on the present turn may end, in seconds; inf: no other model waits.
+        """Returns the earliest time at which the current turn may end, in seconds; inf: no other model waits.
 
-        waiting_since_s: arrival of the first request of each model that waits, by number of the model.
-        is_busy: whether the model that is awake has requests. began_s: beginning of its turn.
+        waiting_since_s: arrival of the first request of each waiting model, by model number. is_busy: whether
+        the awake model has requests. began_s: beginning of its turn.
         """
         if not waiting_since_s:
             return inf

@@ -69,7 +69,7 @@ class Paced(Bounded):
     _in_s: float = field(default=-inf, init=False, repr=False, compare=False)
 
     def asked(self, pool: PoolView) -> int:
-        """Returns the last target, which crashes do not change; the present replicas if it is unset or 0."""
+        """Returns the last target (unchanged by crashes), or the present replicas if it is unset or 0."""
         return self.bounded(self._asked or num_present(pool))
 
     def paced(self, wanted: int, pool: PoolView, now: float) -> int:

@@ -196,7 +196,7 @@ class Predictive(Paced):
         return self.paced(wanted, pool, now)
 
     def _note_sustained(self, pool: PoolView, elapsed_s: float) -> None:
-        """Records the rate of requests within the SLO per replica (the most replicas in the interval)."""
+        """Records the rate of requests within the SLO, per replica (maximum replicas in the interval)."""
         num_up = max(pool.num_replicas, self._num_up, 1)
         self._sustained.append((pool.num_met - self._num_met) / elapsed_s / num_up)
         self._num_met, self._num_up = pool.num_met, pool.num_replicas

@@ -192,7 +192,7 @@ class SloAttainment(Paced):
     _learnt_s: float = field(default=-inf, init=False, repr=False, compare=False)
 
     def target(self, pool: PoolView, now: float) -> int:
-        """Returns more replicas by the share of missed requests, one fewer after calm_s, else the same."""
+        """Returns more replicas in proportion to missed requests, one fewer after calm_s, else the same."""
         asked = self.asked(pool)
         num_ended, num_met = pool.num_ended - self._num_ended, pool.num_met - self._num_met
         elapsed_s, num_arrived = now - self._asked_s, pool.num_arrivals - self._num_arrivals

@@ -32,7 +32,7 @@ class Entries:
 
     def __init__(self) -> None:
         self._num_entries = 0
-        self._entries: dict[int, tuple[int, int]] = {}  # by request id: preemptions before it, its number
+        self._entries: dict[int, tuple[int, int]] = {}  # by request id: earlier preemptions, number
 
     def of(self, seq: SequenceView) -> int:
         """Returns the number of a sequence; one that entered since the last call gets the next number."""

@@ -188,10 +188,9 @@ class AcceptanceCounts:
         return np.concatenate((self.drafted[:1], self.accepted[:-1] * drafted_too))
 
     def rates(self, prior: float, weight: float = 1.0) -> NDArray[np.float64]:
-        """Computes the probability by place that a draft token is accepted if those before it are.
+        """Computes the probability per place that a draft token is accepted if all earlier ones are.
 
-        prior, weight: a rate that is assumed before the first draft, and the number of drafts that it counts
-        as.
+        prior, weight: a rate assumed before the first draft, and the number of drafts that it counts as.
         """
         return np.minimum((self.accepted + prior * weight) / (self.reached() + weight), 1.0)
 

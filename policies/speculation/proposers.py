@@ -77,7 +77,10 @@ class DraftModel(Chain):
 
     @property
     def rules(self) -> SlotRules:
-        """Keeps slots for its KV; takes one more token per request, the last one that it has not seen."""
+        """Reserves slots for its KV.
+
+        Takes one more token per request, for the last one that it has not seen.
+        """
         return SlotRules(keeps_lookahead=True, num_input_slots=1)
 
 

@@ -236,7 +236,10 @@ class PoolCounts(GatewayAttachment):
         counts.num_sent_tokens += request.prompt.num_tokens
 
     def ends(self, attempt: RequestAttempt, replica: Replica, seq: Sequence) -> bool:
-        """Counts an ended request for its pool; of two pools, each by the latencies that it decides."""
+        """Counts an ended request for its pool.
+
+        With two pools, each counts by the latencies that it determines.
+        """
         slo, log, request_id = self._slo, self._requests, seq.request_id
         counts, prompt_counts = self._counts(replica), self._prompt_counts.pop(request_id, None)
         is_met = slo is None or (slo.is_met(log, request_id) and not attempt.is_timed_out)

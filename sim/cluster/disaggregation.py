@@ -117,7 +117,7 @@ class TransferGateway:
 
 
 class PrefillPools(GatewayAttachment):
-    """Sends prompts to prefill pools, and also to mixed replicas once these have enough tokens queued."""
+    """Sends prompts to prefill pools, and also to mixed replicas once those pools have long queues."""
 
     def __init__(self, kv_transfers: KvTransfers, gateway: Gateway) -> None:
         self._kv_transfers = kv_transfers

@@ -47,7 +47,7 @@ MIN_INTERVAL_S = 0.05
 
 
 class OverloadStop:
-    """Stops the clock of a run once the service is overloaded; `found` then has the evidence.
+    """Stops the clock of a run once the service is overloaded; the evidence is then in `found`.
 
     requests_remain: returns whether requests are in progress or still to arrive.
     """
@@ -129,7 +129,7 @@ class MissedSloStop:
                 return
 
     def _num_missed(self) -> int:
-        """Returns how many requests are certain to miss the SLO; 0, uncounted, if they cannot be too many."""
+        """Returns how many requests are certain to miss the SLO; 0, uncounted, if too few could miss it."""
         if self._requests.has_arrived.count(True) - self._num_attained <= self._allowed:
             return 0
         missed, self._num_attained = verdicts(self._requests, self._slo, self._clock.now)

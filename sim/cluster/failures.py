@@ -163,7 +163,7 @@ class Random(AffectedReplicas):
 
     def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Failure]:
         keys = () if self.together else (replica,)
-        rng = stream(seed, f"troubles.{event}", *keys)  # an earlier name: it keeps the draws of a seed
+        rng = stream(seed, f"troubles.{event}", *keys)  # an earlier name, which keeps a seed's draws
         now = 0.0
         while True:
             now += _weibull(rng, self.mtbf_s, self.failure_shape)

@@ -34,7 +34,10 @@ from sim.workload.recording import TrafficLog
 
 
 class Ended(NamedTuple):
-    """The end of a request. reason: of a rejection, or "length" if a limit has ended the output."""
+    """The end of a request.
+
+    reason: the reason of a rejection, or "length" if a limit has ended the output.
+    """
 
     status: Status
     reason: str
@@ -220,7 +223,10 @@ class LiveSimulation(Simulation):
                 replica.core.residents.serve(adapter)
 
     def clear_prefix_caches(self) -> None:
-        """Evicts the KV of all replicas that no running request uses; other memory tiers keep theirs."""
+        """Evicts the KV that no running request uses from all GPUs.
+
+        Other memory tiers keep their contents.
+        """
         self.traffic.remark("its prefix caches cleared")
         for replica in self.fleet.replicas:
             replica.core.block_pool.clear_cache()

@@ -113,9 +113,9 @@ class Blocks:
         return student_t(self.count - 1, (1 + CONFIDENCE) / 2) * float(means.std(ddof=1))
 
     def interval(self, statistic: Statistic) -> Interval:
-        """Computes a figure and its interval; without bounds if there are too few blocks.
+        """Computes a metric and its interval; without bounds if there are too few blocks.
 
-        statistic: the figure of the requests in some rows, NaN if none of them has it.
+        statistic: returns the metric of the requests in some rows; NaN if none of them has it.
         """
         whole = statistic(np.arange(self.num_rows))
         if not self.are_enough or math.isnan(whole):

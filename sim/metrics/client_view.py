@@ -36,10 +36,10 @@ class ClientView:
 
 
 class ClientTimes(NamedTuple):
-    """Times that clients see, of the requests that arrived in the window; each array has one per request.
+    """Client-side times of the requests that arrived in the window; each array has one value per request.
 
-    published_in_slo: whether it finished and was published within the limit; None: there is no limit.
-    stall_s: the time for which its reader waits; None: it is not compared.
+    published_in_slo: whether it finished and was published within the limit; None: no limit. stall_s: the
+    waiting time of its reader; None: not computed.
     """
 
     publish_s: NDArray[np.float64]

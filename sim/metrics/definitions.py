@@ -40,7 +40,10 @@ def times(table: AnyTable, name: str) -> Times:
 
 
 def longest_tokens(requests: AnyTable) -> Counts:
-    """Returns the output tokens of the longest sample of each request; of tables without it, of all."""
+    """Returns each request's output tokens in its longest sample.
+
+    In tables without that column, in all samples.
+    """
     return column(requests, "longest_tokens" if "longest_tokens" in requests else "output_tokens")
 
 
@@ -78,7 +81,10 @@ def e2e_s(arrival_s: Times, last_token_s: Times) -> Times:
 
 
 def queue_s(arrival_s: Times, scheduled_s: Times) -> Times:
-    """Computes the time from arrival to the start of the first iteration; later waits do not count."""
+    """Computes the time from arrival to the start of the first iteration.
+
+    Later waiting times do not count.
+    """
     return scheduled_s - arrival_s
 
 

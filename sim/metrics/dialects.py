@@ -78,7 +78,10 @@ class Served:
 
     @classmethod
     def of(cls, requests: AnyTable, window: Window, times: TokenTimes | None) -> Served:
-        """Returns the requests that arrived in the window. times: of all requests; None: gaps are unknown."""
+        """Returns the requests that arrived in the window. times: token times of all requests.
+
+        None: gaps are unknown.
+        """
         arrival_s = column(requests, "arrival_s", np.float64)
         rows = np.flatnonzero(window.holds(arrival_s))
         rows = rows[np.argsort(arrival_s[rows], kind="stable")]
@@ -396,7 +399,7 @@ def ours(summary: Mapping[str, Any]) -> InDialect:
 def in_dialects(
     names: Iterable[str], requests: AnyTable, times: TokenTimes | None, window: Window, slo: Slo | None
 ) -> dict[str, dict[str, Any]]:
-    """Returns the figures by tool, each as `InDialect.to_json`. names: keys of `DIALECTS`.
+    """Returns the metrics per tool, each as from `InDialect.to_json`. names: keys of `DIALECTS`.
 
     requests, times: of the whole run; without times there are no gaps.
     """
@@ -450,7 +453,7 @@ def _per(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricsSettings:
-    """Settings of the measurement: the measured part of the run and further definitions of its figures."""
+    """Settings of the measurement: the measured part of the run, and other definitions of its metrics."""
 
     warmup_s: float | Literal["auto"] = 0.0
     """Simulated seconds at the start that are excluded from the measurement; auto: determined by MSER-5, see

@@ -51,7 +51,10 @@ class Distribution(Protocol):
         ...
 
     def count_upto(self, value: float) -> int:
-        """Returns the number of values that are at most `value`; a sketch counts those of its bucket, too."""
+        """Returns the number of values that are at most `value`.
+
+        A sketch counts the complete bucket of `value`.
+        """
         ...
 
     def describe(self) -> dict[str, float | int]:

@@ -267,12 +267,12 @@ class KvTransferUse(Figure):
 
 
 def migration_figures(records: RunRecords) -> dict[str, Any]:
-    """Computes the figures of all migrations of a run with a migration policy, over the whole run.
+    """Computes the metrics of all migrations of a run with a migration policy, over the whole run.
 
-    count: requests moved, each as often as it moved. given_up: migrations without effect, by outcome. bytes:
-    KV copied, also by those. stages: mean of the moved requests. downtime: seconds from the last token on the
-    source to the start of the first iteration on the target. duration: seconds from the decision to the last
-    byte. share_of_time: share of the replicas' paid time in which one is part of a migration.
+    count: number of moves. given_up: migrations without effect, by outcome. bytes: copied KV, including by
+    migrations without effect. stages: mean over the moved requests. downtime: seconds from the last token on
+    the source to the start of the first iteration on the target. duration: seconds from the decision to the
+    last byte. share_of_time: share of the replicas' paid time in which one is part of a migration.
 
     Example: a request stops at 7.0 s, its last KV arrives at 7.3 s, and the target begins its next iteration
     at 7.5 s: a downtime of 0.5 s.

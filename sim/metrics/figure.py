@@ -1,13 +1,10 @@
-"""A figure of a run is an accumulator: rows of its records are added, in any number of parts, and then read.
+"""A metric of a run is an accumulator: rows of its records are added in any number of parts, then read.
 
-    add(part)      adds rows of the records; every row of a run comes once
-    merge(other)   adds what another accumulator of the same kind has been given
-    value(run)     the figure as plain data, once the run has ended
-
-A run whose tables are at hand is one part. One that streams comes in many, and in shards they go to several
-accumulators, which are merged. What a figure is made of (`Kept`) decides whether percentiles are exact.
-docs/own_metric.md shows how to write one. Figures of hardware read the shapes, kinds and components of
-iterations from their rows.
+add(part) adds rows of the records; every row of a run is added once merge(other) adds the rows of another
+accumulator of the same kind value(run) the metric as plain data, once the run has ended A run with complete
+tables is one part. A streaming run has many parts, and in shards they go to several accumulators, which are
+merged. The building blocks of a metric (`Kept`) decide whether percentiles are exact. docs/own_metric.md
+shows how to write one. Hardware metrics take the shapes, kinds and components of iterations from their rows.
 """
 
 from __future__ import annotations
@@ -152,10 +149,10 @@ def no_sections(kept: Kept) -> list[SectionFigure]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureSetting:
-    """Settings that figures depend on: hardware and KV memory of the pools, SLO, prices, measured part.
+    """Settings that metrics depend on: hardware and KV memory of the pools, SLO, prices, measured part.
 
-    pools, pool_records: in the order of the records. Raises ValueError for a measured part that is known only
-    from whole tables, unless these are `kept`.
+    pools, pool_records: in the order of the records. Raises ValueError for a measured part that can be
+    determined only from complete tables, unless these are `kept`.
     """
 
     pools: Sequence[PoolHardware]
@@ -216,13 +213,13 @@ class FigureSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Rows of the records of a run, and what most figures read of them.
+    """Rows of the records of a run, and derived values that most metrics need.
 
-    requests: of requests that have ended or come to no end, with the columns of `request_metrics`.
-    iterations, events, gap_s, gap_count, gap_end_s: see `RunRecords`.
-    window: the measured part of the run, as far as it is known: see `holds`. end_s: likewise, of the run.
-    unfilled: rows of `RunRecords.unfilled`; None: no KV is reserved ahead. unfilled_upto: for each replica,
-      the first iteration that rows of later parts may begin with, [R]; None: it is not known.
+    requests: requests that have ended or will not end in the run, with the columns of `request_metrics`.
+    iterations, events, gap_s, gap_count, gap_end_s: see `RunRecords`. window: the measured part of the run,
+    as far as it is known: see `holds`. end_s: the end of the run, as far as it is known. unfilled: rows of
+    `RunRecords.unfilled`; None: no KV is reserved ahead. unfilled_upto: for each replica, the earliest first
+    iteration of rows in later parts, [R]; None: unknown.
     """
 
     setting: FigureSetting

@@ -28,10 +28,10 @@ def down_s_by_replica(records: RunRecords) -> list[float]:
 
 
 def failure_use(records: RunRecords) -> dict[str, Any]:
-    """Computes the failures and their cost: replica-seconds, lost tokens, requests sent again.
+    """Computes the failures and their cost: replica-seconds, lost tokens, resent requests.
 
-    by_kind: number and replica-seconds of each kind of failure. lost_tokens: output tokens of answers that
-    started again; resumed: answers that continued. recomputed, restored, mirrored: KV, see `RecoveryRecord`.
+    by_kind: number and replica-seconds of each kind of failure. lost_tokens: output tokens of restarted
+    requests; resumed: continued requests. recomputed, restored, mirrored: KV, see `RecoveryRecord`.
     """
     recovery = records.recovery
     down_s, paid_s = sum(down_s_by_replica(records)), sum(r.end_s - r.start_s for r in records.replicas)
@@ -104,7 +104,7 @@ def scaling_use(records: RunRecords, num_devices: Sequence[int]) -> dict[str, An
 
 
 def replicas_over_time(records: RunRecords) -> tuple[NDArray[np.float64], dict[str, NDArray[np.int64]]]:
-    """Returns the times of state changes, from 0 s, and for each state the replicas from then on."""
+    """Returns the times of state changes, from 0 s, and the replicas per state from each time on."""
     spans = [(name, span) for replica in records.replicas for name, span in _spans(replica)]
     times = np.unique([0.0, *(time_s for _, span in spans for time_s in span)])
     changes = {name: np.zeros(len(times), np.int64) for name in STATES}

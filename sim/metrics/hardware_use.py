@@ -200,9 +200,9 @@ SECONDS_PER_YEAR = 365 * 24 * 3600.0
 
 
 class Cost(Figure):
-    """Cost of all replicas, idle time included, per hour, token and request.
+    """Cost of all replicas, including idle time, per hour, token and request.
 
-    usd_per_million_output_tokens assigns the whole cost to the output; `split`: `hwmodels.costs.split_cost`,
+    usd_per_million_output_tokens assigns the total cost to the output; `split`: `hwmodels.costs.split_cost`,
     by the share of the busy time spent on prompts. A mixed iteration is split by its tokens: 30 ms with 90
     prompt tokens and 10 decodes, and 10 ms of decodes alone: 27 / 40 = 0.675.
     """

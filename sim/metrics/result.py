@@ -76,9 +76,9 @@ class RunResult:
 
 
 class RunSums:
-    """The accumulators of a run that streams, or of a shard of it; those of shards are merged.
+    """The accumulators of a streaming run, or of a shard of it; those of shards are merged.
 
-    setting: of the figures. sessions_after, group_rows: see `OwnLatencies`.
+    setting: of the metrics. sessions_after, group_rows: see `OwnLatencies`.
     """
 
     def __init__(

@@ -112,9 +112,9 @@ class Bins:
         return (1 << self.log_width) / TICKS_PER_S
 
     def count(self, name: str, time_s: Times, counts: Counts | Times | None = None) -> None:
-        """Counts events at times from start_s on; NaN is left out.
+        """Counts events at times from start_s on, ignoring NaN.
 
-        counts: whole numbers of events at each time, not negative; None: one.
+        counts: non-negative integers, the events at each time; None: one.
         """
         chosen = time_s >= self.start_s
         if not chosen.all():

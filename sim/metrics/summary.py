@@ -209,8 +209,8 @@ class RunFigures:
     def summary(self, end: RunRecords, part: Measured | None = None) -> dict[str, Any]:
         """Returns the summary. end: the records of the whole run, whose tables may have no rows.
 
-        part: the measured part of a run whose records are at hand. Raises AssertionError if records are
-        missing (`check_conservation`).
+        part: the measured part of a run with complete records. Raises AssertionError if records are missing
+        (`check_conservation`).
         """
         setting = self.setting
         run = self._ended(end)

@@ -59,7 +59,10 @@ class TaskTable:
         self._num_finished[:size] += other._num_finished
 
     def tasks(self, num_calls: NDArray[np.int64], number: NDArray[np.int64] | None = None) -> Tasks:
-        """Returns tasks. num_calls: the calls that each needs. number: None: all that have begun."""
+        """Returns tasks. num_calls: the number of calls of each. number: their numbers.
+
+        None: all begun tasks.
+        """
         if number is None:
             number = np.flatnonzero(np.isfinite(self._begun_s))
         return Tasks(

@@ -164,10 +164,10 @@ def half_width(deviations: Floats) -> float:
 def thinned_figures(
     summary: Mapping[str, Any], by: ByReplica, *, num_replicas: int, keeps_one_in: int
 ) -> dict[str, Any]:
-    """Computes the section `thinned` of the summary; rates are those of the whole fleet.
+    """Computes the section `thinned` of the summary; rates are for the whole fleet.
 
-    summary: the figures of the simulated part, with its `intervals` from batches of time. Maxima, peaks and
-    counts in it are those of this part.
+    summary: the metrics of the simulated part, with its `intervals` from batches of time. Its maxima, peaks
+    and counts cover only this part.
     """
     widened = math.sqrt(1 + 1 / keeps_one_in)
     found: dict[str, dict[str, Estimate]] = {name: _latency(by, name) for name in LATENCIES}

@@ -22,10 +22,10 @@ from sim.records.table import AnyTable, column, joined, places_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadRecords:
-    """Records of the requests of one workload: all of a run, or those of a part of a mix.
+    """Records of the requests of one workload: of a whole run, or of a part of a mix.
 
-    requests: see `RequestLog.table`. iterations: those of the whole run. own_gaps, bursts: see `RunRecords`;
-    rows of other requests may remain. window: the measured part of the run.
+    requests: see `RequestLog.table`. iterations: of the whole run. own_gaps, bursts: see `RunRecords`; rows
+    of other requests may be included. window: the measured part of the run.
     """
 
     requests: AnyTable
@@ -235,7 +235,7 @@ class OwnLatency(Protocol):
 
     @property
     def numbers_matter(self) -> bool:
-        """Returns whether it needs the numbers of requests in their sessions or parts, unknown in shards."""
+        """Returns whether it needs numbers of requests in sessions or parts, which shards do not know."""
         ...
 
     def see(self, records: WorkloadRecords) -> None:
@@ -243,9 +243,9 @@ class OwnLatency(Protocol):
         ...
 
     def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
-        """Returns which requests have latencies that do not change any more.
+        """Returns which requests have final latencies. records: ended requests that have been added.
 
-        records: requests that have ended and have been seen. open_sessions: those of other requests.
+        open_sessions: sessions of all other requests.
         """
         ...
 
@@ -263,11 +263,11 @@ def no_sessions(request_id: int) -> Collection[int]:
 
 
 class OwnLatencies:
-    """Completes the chunks of a run by the latencies that its workload knows.
+    """Adds the workload's latencies to the chunks of a run.
 
-    computed: of the workload and of those inside it, from the innermost to the outermost. terms: those
-    that are wanted, in the order of the columns. sessions_after: returns the sessions with requests behind an
-    id. group_rows: see `sim.records.run`.
+    computed: of the workload and its nested workloads, from the innermost to the outermost. terms: the
+    required latencies, in the order of the columns. sessions_after: returns the sessions with requests after
+    an id. group_rows: see `sim.records.run`.
     """
 
     def __init__(

@@ -151,7 +151,10 @@ class LiveMigrations(GatewayAttachment):
     # Stages.
 
     def _migrate(self, migration: LiveMigration) -> ProcessGenerator:
-        """Copies a sequence stage by stage, and then lets the target continue it, unless it is given up."""
+        """Copies a sequence stage by stage.
+
+        The target then continues it, unless the migration is given up.
+        """
         while not migration.has_stopped:
             boundary = Moment(self._clock, None)
             migration.source.at_boundary(boundary.happen)
@@ -271,7 +274,7 @@ class LiveMigrations(GatewayAttachment):
         return copy.num_bytes
 
     def _finish(self, migration: LiveMigration) -> None:
-        """Lets the target continue a sequence all KV of which it has, and frees it on the source."""
+        """Makes the target continue a sequence whose KV is complete there; frees it on the source."""
         migration.is_over = True
         request, source, target = migration.request, migration.source, migration.target
         request_id = request.request_id
@@ -378,10 +381,10 @@ def _has_room(core: EngineCore, request_id: int, num_computed: int, num_due_bloc
 
 
 def _extend_load(core: EngineCore, request_id: int, num_known: int, num_computed: int) -> None:
-    """Takes the blocks for which there was room, between commit and plan, unless the sequence has left.
+    """Takes the checked blocks between commit and plan, unless the sequence has left.
 
-    num_known, num_computed: its tokens in the other engine; num_computed of them have KV that is copied or
-    being copied.
+    num_known, num_computed: its tokens in the other engine; the KV of num_computed tokens is copied or being
+    copied.
     """
     seq, pool = core.loading.get(request_id), core.block_pool
     if seq is None:

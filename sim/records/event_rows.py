@@ -200,9 +200,9 @@ class PendingWaits:
         self._waits.append(waits[is_wait])
 
     def take(self, request_ids: NDArray[np.int64], end: int) -> dict[str, NDArray[np.float64]]:
-        """Returns the seconds that requests waited, by column of `WAIT_COLUMNS`, and drops those below `end`.
+        """Returns the seconds that requests waited, by column of `WAIT_COLUMNS`, and drops ids below `end`.
 
-        request_ids: those below `end` that have arrived, ascending.
+        request_ids: arrived requests with ids below `end`, ascending.
         """
         waits = joined(self._waits)
         is_taken = waits["request_id"] < end

@@ -54,7 +54,10 @@ class EventLog:
         """
 
     def continued(self) -> EventLog:
-        """Returns a log without rows that goes on from the present state; this one is not continued then."""
+        """Returns a log without rows that continues from the current state.
+
+        This one must not be used further.
+        """
         made = EventLog(self._frontend_s, self._frontend_times)
         made.new, made._waits = self.new.copy(), self._waits.copy()
         made._adopted_s, made.paused, made._num_lost = self._adopted_s, self.paused, self._num_lost
@@ -83,7 +86,10 @@ class EventLog:
         self._log(Event.unpause, seq, now)
 
     def has_live(self, request_id: int, since_s: float) -> None:
-        """Notes that a sequence has all its KV here; it waits since another replica stopped decoding it."""
+        """Records that a sequence has all its KV here.
+
+        Its wait began when another replica stopped decoding it.
+        """
         self._waits[request_id] = _Wait(since_s, None, is_adopted=True)
 
     def withdraw_live(self, request_id: int) -> None:
@@ -179,7 +185,7 @@ class EventLog:
     def _begin_waits(self, now: float, at_once: bool) -> None:
         """Begins the waits of sequences that arrived since the latest plan, or logs their admission.
 
-        at_once: sequences that hold KV were admitted by this plan, which has preempted no sequence.
+        at_once: sequences with KV were admitted by this plan, which has preempted no sequence.
         """
         reading = None
         for seq in self.new:

@@ -225,7 +225,7 @@ class IterationLog:
         self._queues += pack_queue(num_waiting, len(plan.preempted), plan.waits_for is Cause.memory)
 
     def _add_chunks(self, step: Step, core: EngineCore, num_held: Num, num_blocks_used: int) -> None:
-        """Logs prompt chunks, one row per iteration, as their counts are not linear in the iteration.
+        """Logs prompt chunks, one row per iteration, because their counts are not linear in the iteration.
 
         num_held: KV tokens held, without those of the chunks.
         """

@@ -91,7 +91,10 @@ class MappedRequestLog(RequestLog):
         return float(arrival_s.min(initial=np.inf, where=has_arrived))
 
     def _drop(self, first: int, end: int) -> None:
-        """Returns the memory of rows; of a page, when all its rows have been dropped."""
+        """Returns the memory of rows to the system.
+
+        A page is returned when all its rows have been dropped.
+        """
         for request_id in [request_id for request_id in self.reason if request_id < end]:
             del self.reason[request_id]
         for made in self._maps:

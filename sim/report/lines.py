@@ -97,7 +97,7 @@ def _bounds(one: dict[str, Any], value: float, is_share: bool) -> str:
 
 
 def _one_sided(one: dict[str, Any], value: float) -> str:
-    """Returns the bound of a share of 0 or 1, rounded outwards to enough digits to differ from the share."""
+    """Returns the bound of a share of 0 or 1, rounded outwards so that it differs from the share."""
     beyond = 100 * (value - one["low"] if value else one["high"])
     digits = max(1, -math.floor(math.log10(beyond))) if beyond else 1
     # The tolerance keeps a bound of exactly 3 %, up to rounding errors, from being rounded up.

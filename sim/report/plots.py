@@ -335,7 +335,10 @@ SPECULATION_CAPTION = (
 
 
 def speculation(plots: Plots, end: RunRecords, window: Window) -> Chart | None:
-    """Plots three panels; None unless draft tokens were verified. end: has the acceptance by place."""
+    """Plots three panels; None unless draft tokens were verified.
+
+    end: records with the acceptance by place.
+    """
     drafts = plots.figures.drafts
     if drafts is None or not drafts.has_passes or end.speculation is None:
         return None

@@ -117,7 +117,7 @@ def sglang(at: Circumstances) -> dict[str, int]:
         tokens, context = at.kv_room(chunk, graphs)
         seqs = min(max(min(512 * tokens // context, 4096), 2048), max(1, tokens // 2))
     captured = min(graphs, at.max_num_seqs or graphs)
-    if at.num_drafts:  # graphs are captured by sequences, each with a row for every draft token, too
+    if at.num_drafts:  # graphs count sequences, whose rows include draft tokens
         captured = max(captured, min(graphs, at.max_num_seqs or SEQS_WITH_DRAFTS) * (1 + at.num_drafts))
     return {
         "max_num_seqs": SEQS_WITH_DRAFTS if at.num_drafts else seqs * ranks,
@@ -207,7 +207,10 @@ def _is_older(version: Any) -> bool:
 
 
 def _architecture(model: Mapping[str, Any]) -> str | None:
-    """Returns the architecture of a preset or of a config.json; None if none is named or can be read."""
+    """Returns the architecture of a preset or of a config.json.
+
+    None if there is none or it cannot be read.
+    """
     fields = model.get("config")
     try:
         if fields is None and isinstance(model.get("path"), str):

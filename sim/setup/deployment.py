@@ -173,7 +173,7 @@ class Deployment(Checked):
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that run at once: the engine's limit, and that of the memory for states."""
+        """Maximum running sequences, limited by the engine and by the memory for states."""
         state_slots = self.plan_memory().state_slots
         return self.engine.max_num_seqs if state_slots is None else min(self.engine.max_num_seqs, state_slots)
 
@@ -247,7 +247,7 @@ class Deployment(Checked):
         return low
 
     def _blocks_of(self, length: int, plan: MemoryPlan) -> int:
-        """Returns the blocks that a sequence of `length` tokens holds at most, in all groups of layers."""
+        """Returns the maximum number of blocks of a sequence of `length` tokens, over all layer groups."""
         states, block_size = self._state_blocks(plan), plan.block_size
         if not self.kv_groups:
             return states - (-length // block_size)
@@ -349,7 +349,7 @@ class Deployment(Checked):
 
     @property
     def merge_s(self) -> float:
-        """Seconds to unmerge an adapter from the weights and merge another: reads and writes all, twice."""
+        """Seconds to unmerge one adapter and merge another: all weights are read and written twice."""
         bandwidth = self.hardware.memory_bandwidth_bytes_per_s
         return 4 * weight_bytes(self.model, self.layout) / bandwidth
 
@@ -482,9 +482,9 @@ def drafting_of(
     model: IterationModel,
     tpot_s: float | None,
 ) -> Callable[[BlockPool, Release], Drafting]:
-    """Returns the maker of the part of an engine that verifies draft tokens.
+    """Returns the factory of the part of an engine that verifies draft tokens.
 
-    model: for policies that ask for the price of a pass.
+    model: for policies that need the price of a pass.
     """
     # Runs without speculation do not import these.
     from policies.speculation.engine.drafting import Drafting  # noqa: PLC0415

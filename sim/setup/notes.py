@@ -229,11 +229,11 @@ def kinds_never_compared(model: ModelSpec) -> list[str]:
 def figures_of(
     pool: PoolSettings, traffic: str, tail: str | None = TAIL
 ) -> list[Mapping[str, ExpectedError]]:
-    """Returns the rows of the figures that a run prints, by what they rest on.
+    """Returns the rows of the metrics that a run prints, by their basis.
 
-    traffic: the kind of the run, whose rows come first; those of another kind take their place if there are
-    none. The throughput of an open loop is that of closed ones. With LoRA adapters, those of the throughput
-    that they leave come last. tail: see `tail_of`.
+    traffic: the kind of the run, whose rows are preferred; rows of another kind are used if there are none.
+    The throughput of an open loop uses closed-loop rows. With LoRA adapters, the rows of the remaining share
+    of the throughput come last. tail: see `tail_of`.
     """
     place = place_of(pool)
     by_traffic = {kind: _shown(place, kind, tail) for kind in SHOWN}
@@ -318,7 +318,7 @@ def _percent(value: float) -> str:
 
 
 def _basis(pool: PoolSettings, rows: Mapping[str, ExpectedError]) -> str:
-    """Returns the rows behind the figures: 93 closed-loop runs in 3 groups of dense models with vLLM."""
+    """Returns a text on the rows, such as: 93 closed-loop runs in 3 groups of dense models with vLLM."""
     row = max(rows.values(), key=lambda one: one.rows)
     own = place_of(pool).engine
     engine = ENGINES.get(row.engine, row.engine)

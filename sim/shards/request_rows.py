@@ -45,9 +45,9 @@ def _runs(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 
 def merged_groups(shards: Sequence[ShardMember], group_rows: int = GROUP_ROWS) -> Iterator[Table]:
-    """Yields the requests of all shards, group after group, by request id; a group has at least one row.
+    """Yields the requests of all shards, group by group, by request id; a group has at least one row.
 
-    shards: what `rows_bytes` returns for each. Few of their files are open at once.
+    shards: the result of `rows_bytes` for each. Only few of their files are open at once.
     """
     with _tables(shards) as tables:
         places: dict[int, list[tuple[int, int]]] = {}

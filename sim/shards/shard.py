@@ -34,9 +34,9 @@ from sim.shards.traffic import Bounds, ShardSource
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecords:
-    """The records of a shard that has run, and what the end of the whole run depends on.
+    """The records of a finished shard, and the data that determines the end of the whole run.
 
-    records: the tables have the rows of the shard's requests and replicas only; `replicas` has all replicas
+    records: the tables have only the rows of the shard's requests and replicas; `replicas` has all replicas
       of the run.
     last_end_s: end of the last request, s. has_more: whether requests were unfinished or still to arrive.
     pinned: the pinned prefixes of each replica of the shard, which are kept until the end of the whole run.
@@ -147,9 +147,9 @@ def run_shard(
     sim: SimSettings,
     report: Callable[[float, int], None] | None = None,
 ) -> ShardRecords:
-    """Simulates the replicas bounds[0] to bounds[1] - 1 with the requests that a static router gives them.
+    """Simulates the replicas bounds[0] to bounds[1] - 1 with the requests that a static router sends to them.
 
-    source: the traffic of the shard. pools: those of the run. report: see `Simulation.run`.
+    source: the traffic of the shard. pools: the run's pools. report: see `Simulation.run`.
     """
     # The objects of the last shard refer to each other, and the collector, paused during runs, runs too
     # rarely. They are young, so objects that have survived a full collection need not be scanned.

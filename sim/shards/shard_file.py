@@ -44,9 +44,9 @@ class DamagedShardError(ValueError):
 def shard_bytes(
     shard: ShardRecords, notes: WorkloadNotes, parts: Mapping[str, bytes] = MappingProxyType({})
 ) -> bytes:
-    """Returns the content of the file of a shard. notes: those of the traffic of the whole run.
+    """Returns the content of the file of a shard. notes: the notes on the traffic of the whole run.
 
-    parts: further content by name, for a shard whose tables have no rows.
+    parts: additional content by name, for a shard whose tables have no rows.
     """
     records = shard.records
     tables = {name: getattr(records, name) for name in TABLES}

@@ -29,10 +29,10 @@ NewSetting = Callable[[Sequence[PoolRecord]], FigureSetting]
 
 
 class MergedSums(NamedTuple):
-    """The whole run.
+    """The whole run. end: its records, with empty tables.
 
-    end: its records, with tables without rows. rows: of each shard, the rows of its requests, see
-    `sim.shards.request_rows`. intervals: likewise, of the tables of `sim.records.timed_rows` by name.
+    rows: the request rows of each shard, see `sim.shards.request_rows`. intervals: the rows of the tables of
+    `sim.records.timed_rows`, by name and shard.
     """
 
     sums: RunSums

@@ -55,10 +55,10 @@ def run_all(
     sim: SimSettings,
     report: Callable[[float, int], None] | None = None,
 ) -> RunRecords:
-    """Runs the shards that sim.shards asks for; returns the records of the whole run.
+    """Runs the shards configured by sim.shards; returns the records of the whole run.
 
-    source: the traffic, which is read for the notes. new_source: makes that of each shard. report: see
-    `Simulation.run`. Raises ValueError: see `check_traffic`; and KeyboardInterrupt after Ctrl-C, because
+    source: the traffic, which is read for the notes. new_source: creates the traffic of each shard. report:
+    see `Simulation.run`. Raises ValueError: see `check_traffic`; and KeyboardInterrupt after Ctrl-C, because
     parts of a run are no valid result.
     """
     check_traffic(source, sim)

@@ -62,7 +62,7 @@ class DraftLog:
         """Accepted draft tokens of each pass."""
         self._drafts = bytearray()  # per plan: `_PLAN`
         self._sums = bytearray()  # per iteration: tokens that sequences got
-        self._blocks = bytearray()  # per iteration of a leap: KV blocks in use beside those of the first
+        self._blocks = bytearray()  # per iteration of a leap: KV blocks added since the first
         self._pairs = bytearray()  # per iteration: query-key pairs of draft tokens, if they are logged
         self._buffers = MappedBuffers(self._drafts, self._sums, self._blocks, self._pairs)
 
@@ -268,7 +268,7 @@ def _at_least(counts: Ints) -> Ints:
 def pairs_of(drafts: DraftPlan, contexts: list[int]) -> list[int]:
     """Counts the query-key pairs of the draft tokens and padding rows of each iteration.
 
-    contexts: tokens that all decodes attend to in each.
+    contexts: tokens attended to by all decodes in each.
     """
     rows, common, num_seqs = drafts.num_drafts, drafts.common, len(drafts.seqs)
     if common is not None and not drafts.padded:

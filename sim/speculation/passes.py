@@ -120,7 +120,7 @@ class VerdictTable:
             steps = np.minimum(self._accepted_SP[slot, :num_positions], depth)
             after = (steps + np.arange(1, num_positions + 1)).tolist()
             places = [position]
-            with suppress(IndexError):  # from place to place, as `extend` reads what it has just appended
+            with suppress(IndexError):  # `extend` reads the data that it has just appended
                 places.extend(map(after.__getitem__, places))
             if len(places) == 1:  # the answer has ended: another pass, whose tokens are discarded
                 places.append(position + 1)
@@ -137,9 +137,9 @@ class VerdictTable:
         self._next_S[drafts.slots] += num_iterations
 
     def proposed(self, drafts: DraftPlan, accepted: Ints) -> Ints | None:
-        """Returns the draft tokens that are found for the next pass of each of drafts.next_seqs.
+        """Returns the draft tokens found for the next pass of each of drafts.next_seqs.
 
-        accepted: of the last iteration, by sequence. None: as many as were asked for.
+        accepted: acceptances of the last iteration, by sequence. None: the requested numbers.
         """
         num_decodes = len(drafts.seqs)
         completed = drafts.next_seqs[num_decodes:]

@@ -182,10 +182,9 @@ class KvTransfers:
         stop_after: StopAfter,
         release: Callable[[], None],
     ) -> None:
-        """Lets a replica continue a sequence with KV that another request has computed.
+        """Makes a replica continue a sequence with KV computed by another request. release: frees that KV.
 
-        release: frees that KV; called at the end of the copy, or when there will be none. Raises
-        RejectedError.
+        Called at the end of the copy, or if there is no copy. Raises RejectedError.
         """
         request, now = migrant.request, self._clock.now
         known_s = target.known_s(request, stop_after)
@@ -568,7 +567,7 @@ class DecodeSide(ReceivingSide):
         self._incoming.add(request.request_id)
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
-        """Reports the transferred sequences that this plan runs, as all their KV was in the cache here."""
+        """Reports the transferred sequences that this plan runs because all their KV was cached here."""
         self._new.clear()
         if plan is None or not self._incoming:
             return

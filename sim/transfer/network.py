@@ -135,9 +135,9 @@ class Route:
 
 
 class Flow(Moment):
-    """An active or waiting transfer of bytes: the event of the arrival of its last byte.
+    """An active or waiting transfer of bytes, which is also the event of the arrival of its last byte.
 
-    on_done is called then. A process waits for it with `yield flow`.
+    on_done is called at that time. A process waits for it with `yield flow`.
     """
 
     def __init__(
@@ -460,9 +460,9 @@ class Topology:
         host_bytes_per_s: float = inf,
         instead_of: int | None = None,
     ) -> None:
-        """Places a replica on devices that an equal one has left, else on the next unused ones.
+        """Places a replica on devices left by an equal one, or else on the next unused ones.
 
-        instead_of: a replica that is being removed, on the devices of which it is placed.
+        instead_of: a replica being removed, whose devices it takes over.
         """
         if instead_of is not None:
             self._sites[replica] = self._sites.pop(instead_of)

@@ -44,9 +44,9 @@ MAX_DEPTH = 10
 
 
 class Branch(NamedTuple):
-    """A tool or a sub-agent that runs after a call, and what it adds to the agent's context.
+    """A tool or a sub-agent that runs after a call, and its addition to the agent's context.
 
-    tool_s is 0 for a sub-agent; a tool has no calls, and no prompt (the first one after the system prompt).
+    tool_s is 0 for a sub-agent; a tool has no calls and no prompt (the first one after the system prompt).
     """
 
     result: Segment
@@ -195,7 +195,9 @@ MAIN_PROMPT, SUB_AGENT_PROMPT = 0, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agentic(PlanSettings):
-    """Tasks that begin by `arrivals`; num_tasks and duration_s both limit them, at least one must be set.
+    """Tasks that begin according to `arrivals`.
+
+    Num_tasks and duration_s both limit them, and at least one must be set.
 
     In a closed loop each user has one task at a time, and num_tasks must be set.
 

@@ -244,7 +244,9 @@ class Diurnal(_Drawn):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosedLoop:
-    """A number of users with one request at a time; the next follows think_time_s after the last one ends.
+    """A number of users with one request at a time.
+
+    The next request follows think_time_s after the last one ends.
 
     Without a think time, num_users requests are always in flight (vLLM's `--max-concurrency`). Workloads of
     sessions have one session per user at a time. The first ones are spread evenly over ramp_up_s.

@@ -150,9 +150,10 @@ class HasFigures(Protocol):
     """A workload that adds sections to the summary."""
 
     def new_section(self, *, seed: int, in_shards: bool, kept: Kept) -> SectionFigure | None:
-        """Returns an accumulator of the sections; None: the workload has none after all.
+        """Returns an accumulator of the sections; None: the workload has none in this case.
 
-        in_shards: whether several accumulators have the requests of a run. kept: what it is made of.
+        in_shards: whether the requests of a run are divided over several accumulators. kept: its building
+        blocks.
         """
         ...
 
@@ -167,9 +168,9 @@ class HasLatencies(Protocol):
         ...
 
     def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> OwnLatency:
-        """Returns what computes the latencies.
+        """Returns the accumulator of the latencies. in_shards: as for `HasFigures.new_section`.
 
-        in_shards: as for `HasFigures.new_section`. terms: the latencies that are wanted.
+        terms: the required latencies.
         """
         ...
 

@@ -40,7 +40,10 @@ Columns = TypeVar("Columns", bound="DataclassInstance")
 
 
 class Common(NamedTuple):
-    """Settings that all requests of a source share; fields of a request follow from them and its columns."""
+    """Settings shared by all requests of a source.
+
+    The fields of a request follow from them and its columns.
+    """
 
     max_tokens: int | Literal["exact"] | None = None
     """Limit that clients set on their outputs; exact: the output tokens of each request."""
@@ -203,10 +206,10 @@ class OpenLoopSource(ABC):
 
 
 class PartOfSource(SourceAround):
-    """The open-loop requests of a source that `chooses` selects, with their ids in the whole.
+    """The open-loop requests of a source selected by `chooses`, with their ids in the whole traffic.
 
-    chooses: returns a mask [N] of the rows of a chunk. It must not choose between requests of one
-    conversation, because the follow-ups of a request are those of the source.
+    chooses: returns a mask [N] of the rows of a chunk. It must not split a conversation, because the
+    follow-ups of a request come from the source.
     """
 
     def __init__(self, source: Source, chooses: Callable[[Chunk], BoolArray]) -> None:
@@ -316,7 +319,10 @@ class TableSource(OpenLoopSource):
     def clipped(
         cls, *, prompt_tokens: IntArray, output_tokens: IntArray, max_model_len: int, **others: Any
     ) -> TableSource:
-        """Creates requests that are shortened to the context, and notes how many. others: see `__init__`."""
+        """Creates requests that are shortened to the context, and records their number.
+
+        others: see `__init__`.
+        """
         prompts, outputs, are_clipped = clip_to_context(prompt_tokens, output_tokens, max_model_len)
         notes = WorkloadNotes(num_clipped=int(np.count_nonzero(are_clipped)))
         return cls(prompt_tokens=prompts, output_tokens=outputs, notes=notes, **others)

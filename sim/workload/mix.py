@@ -69,7 +69,7 @@ class Mix:
 
     @property
     def branching(self) -> Answers:
-        """The most outputs that a request of any part asks for, against which the settings are checked."""
+        """The maximum number of outputs per request over all parts, for checks of the settings."""
         answers = [answers_of(part) for part in self.parts.values()]
         every = min((one.every for one in answers if one.every is not None), default=None)
         return Answers(width=max(one.width for one in answers), every=every)
@@ -143,7 +143,7 @@ class MixSource:
 
     @property
     def notes(self) -> WorkloadNotes:
-        """Notes of all parts so far."""
+        """The notes of all parts so far."""
         notes = WorkloadNotes()
         for name, source in zip(self._names, self._sources, strict=True):
             notes.num_clipped += source.notes.num_clipped

@@ -141,7 +141,7 @@ class PrefixSessions:
         return in_a_loop(sessions, self.arrivals, seed=seed, duration_s=self.duration_s)
 
     def _begins_s(self, seed: int) -> FloatArray:
-        """Returns when each session begins, in seconds after the begin of the traffic; 0 in a closed loop."""
+        """Returns the start of each session, in seconds from the start of the traffic; 0 in a closed loop."""
         if isinstance(self.arrivals, ClosedLoop):
             assert self.max_requests is not None, "checked by require_number_in_a_loop"
             return np.zeros(self.max_requests)  # enough, as each has a turn

@@ -110,9 +110,9 @@ class TrafficLog:
         self._remarks[event] = self._remarks.get(event, 0) + 1
 
     def table(self, ranks: Mapping[str, int], zero_s: float = 0.0) -> pd.DataFrame:
-        """Returns one row per request, in the order in which they came.
+        """Returns one row per request, in the order of arrival.
 
-        ranks: rank of each adapter that requests name. zero_s: start of the session on the clock of the
+        ranks: rank of each adapter named by requests. zero_s: start of the session on the clock of the
         requests; times in the table count from it.
         """
         table = pd.DataFrame(

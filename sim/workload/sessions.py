@@ -147,7 +147,7 @@ MAX_TURNS = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Conversations that start by `arrivals` and end after their turns or when the context is full.
+    """Conversations that start according to `arrivals` and end after their turns or when the context is full.
 
     num_conversations and duration_s (for first turns) both limit the traffic; at least one must be set. In a
     closed loop each user has one conversation at a time, and num_conversations must be set.

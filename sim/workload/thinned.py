@@ -174,7 +174,7 @@ class ThinnedSource(SourceAround):
         return places
 
     def _sample(self, number: int, tokens_2N: IntArray) -> IntArray:
-        """Returns the rows that are kept of the requests of a chunk that are alone.
+        """Returns the kept rows among the single requests of a chunk.
 
         tokens_2N: their prompt and output tokens. One is drawn of every `keeps_one_in` neighbours in an order
         in which these have similar prompts and similar outputs: `STRATA` classes of prompts, with outputs

@@ -39,10 +39,10 @@ DONE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """The columns of a format by their meaning; empty: the format has no such column.
+    """The columns of a format by their meaning. empty: the format has no such column.
 
-    arrival, prompt and output must be in the file, the others may be missing. Lengths are in tokens. Of names
-    divided by |, as in "prompt_tokens|input_tokens", the first that a file has is its column.
+    arrival, prompt and output must be in the file; the others may be missing. Lengths are in tokens.
+    Alternative names are separated by |, as in "prompt_tokens|input_tokens"; the first one present is used.
     """
 
     arrival: str

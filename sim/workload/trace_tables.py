@@ -145,7 +145,7 @@ def _missing(path: Path, line: int, kind: str, name: str, wanted: str, found: st
 
 
 def _require_once(where: str, columns: Columns, names: Sequence[str]) -> None:
-    """Raises ValueError for a column of the format that a file has twice."""
+    """Raises ValueError if a file has a column of the format twice."""
     for name in columns.all:
         if names.count(name) > 1:
             raise ValueError(f"{where}: has {names.count(name)} columns {name}; rename or remove all but one")
@@ -597,9 +597,9 @@ class Start(NamedTuple):
 
 
 def start_of(file: pq.ParquetFile, column: str, clock: Clock, start_s: float) -> Start:
-    """Returns the first row group of which the times may reach start_s.
+    """Returns the first row group whose times may reach start_s.
 
-    column: name of the times, which are in order. A group without statistics of its times ends the search,
+    column: name of the time column, which is sorted. A group without statistics of its times ends the search,
     and the last group is read in any case. The clock reads the first time of the file.
     """
     first = (

@@ -30,9 +30,10 @@ from sim.workload.trace_tables import Record, Table
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The arrivals of a format: as numbers, or as what a clock of its own reads.
+    """The arrivals of a format: numbers, or values read by a format-specific clock.
 
-    unit, exponent: those of numbers; the power of ten is 3 for milliseconds. rule: what the clock expects.
+    unit, exponent: for numbers; the power of ten is 3 for milliseconds. rule: the values that the clock
+    expects.
     """
 
     unit: str = ""

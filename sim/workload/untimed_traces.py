@@ -81,9 +81,9 @@ class UntimedTrace:
         return None
 
     def begins_s(self, seed: int, count: Callable[[], int]) -> Iterator[float]:
-        """Yields the times at which what is in the file begins; 0 s for a closed loop, which decides later.
+        """Yields the times at which the units of the file begin; 0 s for a closed loop, which decides later.
 
-        count: returns how much begins, for arrivals that are drawn at once. Raises ValueError when they end.
+        count: returns their number, for arrivals that are drawn at once. Raises ValueError when they end.
         """
         if isinstance(self.arrivals, ClosedLoop):
             yield from repeat(0.0)

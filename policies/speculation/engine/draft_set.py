@@ -99,7 +99,7 @@ class DraftSet(DecodeSet):
         """Kept accepted draft tokens of the last pass, of all members; see `hide`."""
         self.is_hiding = False
         """Whether these are excluded from the counts."""
-        self._left_hidden: list[tuple[Sequence, int, int]] = []  # members that left meanwhile, their tokens
+        self._left_hidden: list[tuple[Sequence, int, int]] = []  # members that left, with their tokens
         self.is_far = True
         """Whether no member can come near the end of the model's context, so no limit needs checking."""
         self._one = np.ones(1, np.int64)  # an array, because numpy adds Python numbers more slowly
@@ -251,9 +251,9 @@ class DraftSet(DecodeSet):
         return int(self.computed_S[seq.slot]) + 1 - max(int(self.last_S[seq.slot]) - 1, 0)
 
     def num_readable(self, seq: Sequence, *, has_decoded: bool) -> int:
-        """Counts the first tokens of a member that a prefix cache knows.
+        """Counts the leading tokens of a member in the prefix cache.
 
-        has_decoded: whether the step that is being planned, or is planned, decodes it.
+        has_decoded: whether the step being planned, or just planned, decodes it.
         """
         num_computed, num_last = int(self.computed_S[seq.slot]), int(self.last_S[seq.slot])
         if self.reads_late:

@@ -135,7 +135,10 @@ class Drafting:
         return self._rows
 
     def attach(self, core: Engine, reads_late: bool) -> None:
-        """Joins an engine that has been made. reads_late: whether it plans ahead of what it reads."""
+        """Attaches to an engine.
+
+        reads_late: whether the engine plans a step before it reads the last tokens.
+        """
         self._core = core
         self._reads_late = self.decodes.reads_late = reads_late
         self.decodes.caches_verified = self._caches_verified and not reads_late
@@ -184,7 +187,7 @@ class Drafting:
             raise
 
     def plan_unasked(self, max_unasked: int, is_undisturbed: bool) -> StepPlan | None:
-        """Returns a step that decodes all sequences, while nothing changes; None: policies must be called.
+        """Returns a step that decodes all sequences while nothing changes; None if policies must be called.
 
         is_undisturbed: whether the plan need not list changes since the last one.
         """
@@ -350,11 +353,11 @@ class Drafting:
     # Several iterations of one plan.
 
     def num_iterations_of(self, plan: StepPlan, accepted: Ints) -> tuple[int, Ints]:
-        """Returns the iterations until the first event, and the KV blocks that each takes after the first.
+        """Returns the iterations until the first event, and the KV blocks of each iteration after the first.
 
         accepted: draft tokens that would be accepted [iterations, sequences]; a commit without acceptances
-        then takes them from here. The last iteration is the first in which a sequence ends, or the one before
-        blocks run out or the model's context may be full.
+        uses these. The last iteration is the first one in which a sequence ends, or the one before blocks run
+        out or the model's context may be full.
         """
         drafts = drafts_of(plan)
         check_accepted(drafts, accepted, len(accepted))

@@ -65,9 +65,9 @@ class Shapes:
 
 
 class DraftPlan:
-    """The draft tokens of a plan, per sequence that decodes, and the numbers of those for the next pass.
+    """The draft tokens of a plan, per decoding sequence, and the numbers of draft tokens for the next pass.
 
-    seqs: sequences that decode, in the order of admission. slots, num_computed, base: their slots, computed
+    seqs: decoding sequences, in the order of admission. slots, num_computed, base: their slots, computed
     tokens, and computed tokens as the scheduler counts them (see drafting.py). end: computed tokens at which
     each ends. num_drafts: draft tokens of each, in whole levels; depth: the maximum of them that can be
     accepted. next_drafts: draft tokens to make for the next pass of each of `next_seqs`: these sequences,
@@ -131,7 +131,7 @@ class DraftPlan:
         """KV blocks of each sequence [iterations, sequences]."""
 
     def judge(self, accepted: Ints) -> None:
-        """Notes what is accepted."""
+        """Stores the acceptances, and the totals that follow from them."""
         self.accepted = accepted
         self.totals = totals = accepted + ONE
         self.sums = np.add.reduce(totals, axis=1)

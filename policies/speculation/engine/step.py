@@ -34,9 +34,9 @@ class _Together(NamedTuple):
 
 
 class DraftRows:
-    """Budgets, KV slots and padding of the draft tokens in the step that is being built.
+    """Budgets, KV slots and padding of the draft tokens in the step being built.
 
-    max_inputs: tokens of a batch, those of drafting included.
+    max_inputs: tokens of a batch, including those of drafting.
     """
 
     _together: _Together  # if all decode
@@ -95,7 +95,10 @@ class DraftRows:
     # Decodes.
 
     def take_all(self, tokens_left: int) -> int | None:
-        """Takes what all sequences need for all their draft tokens; returns the tokens; None: no room."""
+        """Reserves everything for all draft tokens of all sequences.
+
+        Returns the tokens, or None without room.
+        """
         together = self._take_together(tokens_left) if self._drafting.size else None
         if together is None:
             return None
@@ -111,7 +114,10 @@ class DraftRows:
         return self._is_fixed and not self._pool.needs_offers
 
     def unasked(self, max_num_tokens: int) -> StepPlan | None:
-        """Returns a step of max_num_tokens in which all decode, if they are alike; None: there is no room."""
+        """Returns a step of max_num_tokens in which all decode, if they are alike.
+
+        None if there is no room.
+        """
         decodes, pool = self._drafting, self._pool
         inputs_left = max(self._max_inputs, max_num_tokens) - self._rules.num_input_slots
         together = self._take_together(min(max_num_tokens, inputs_left))
@@ -320,9 +326,10 @@ class DraftRows:
         return drafts
 
     def num_readable(self, seq: Sequence, in_flight: StepPlan | None, has_decoded: bool) -> int:
-        """Counts the first tokens of a running sequence that a prefix cache knows by now.
+        """Counts the leading tokens of a running sequence that are now in the prefix cache.
 
-        in_flight: the plan of this step, if it is complete; if not, has_decoded says whether it decodes it.
+        in_flight: the plan of this step, if it is complete; if not, has_decoded: whether the step decodes the
+        sequence.
         """
         if seq.state is not DECODING:
             return seq.num_computed - seq.num_unread - self._pool.num_reprefillable_tokens

@@ -56,7 +56,7 @@ class DraftWatch:
     def decide(self, plan: StepPlan, drafts: DraftPlan, now: float, tokens_left: int) -> None:
         """Sets the draft tokens for the next passes of the sequences that get a token in a plan.
 
-        tokens_left: tokens of the step's budget that the plan does not use.
+        tokens_left: unused tokens of the step's budget.
         """
         view, seqs = self._view, drafts.seqs
         completing = [chunk.seq for chunk in plan.chunks if chunk.completes] if plan.chunks else ()
