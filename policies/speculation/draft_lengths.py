@@ -337,7 +337,7 @@ class Adaptive(Checked):
 
     @property
     def _next_probe(self) -> int:
-        """Iteration of the next probe; FOREVER while all places are drafted."""
+        """Iteration of the next probe; FOREVER while every place is drafted, so that no probe is needed."""
         known = self._measured
         is_needed = known.length < len(known.reached)
         return known.last_probe + known.probe_interval if is_needed else FOREVER

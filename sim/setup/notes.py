@@ -70,7 +70,7 @@ NEAREST = {
     "closed": ("closed", "burst", "open"),
     "burst": ("burst", "closed", "open"),
 }
-"""By a run's kind of traffic, the kinds to show: the first one that was compared is used."""
+"""Kinds of traffic to try, in this order, for the kind of a run; the first one that was compared is shown."""
 RUNS = {
     "open": "open-loop run",
     "closed": "closed-loop run",
