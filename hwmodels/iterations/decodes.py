@@ -1,7 +1,7 @@
 """GPU seconds of decodes: the sum over decode operators, and fast repeated prices by context.
 
 A pass is a batch in which sequences verify draft tokens; a decode is a batch without draft tokens. The same
-numbers of sequences and draft tokens are priced many times in a row with growing contexts, so the lines of
+numbers of sequences and draft tokens are priced many consecutive times with growing contexts, so the lines of
 each operator (`ops.DecodeSeconds`) are computed once for them. Lines that lie below another line are dropped.
 This changes no bit of the maximum, because a rounded sum or product never decreases as its operands grow.
 """

@@ -17,7 +17,7 @@ FOREVER = 2**62  # the horizon of a plan without a limit
 
 
 class Cause(IntEnum):
-    """Reason why the first waiting sequence, and with it all after it, was not admitted."""
+    """Reason why the first waiting sequence was not admitted, nor any after it."""
 
     iteration = 0  # it arrived during an iteration, so no step has considered it yet
     slot = 1  # no slot is free

@@ -113,7 +113,7 @@ class WaitWatch:
         self._at = (-1, -1)
 
     def is_livelock(self, num_iterations: int, num_unfinished: int) -> bool:
-        """Counts a waiting step; returns whether more than `MAX_WAITS` in a row made no progress.
+        """Counts a waiting step; returns whether more than `MAX_WAITS` consecutive ones made no progress.
 
         A change of either number is progress: an iteration has run, or a request has arrived or ended.
         """

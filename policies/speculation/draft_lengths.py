@@ -145,7 +145,7 @@ def _check(ranges: list[tuple[int, int, int]]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backoff(Checked):
-    """Drafts for every sequence except those with `max_misses` failed drafts in a row, which pause.
+    """Drafts for every sequence except those with `max_misses` consecutive failed drafts, which pause.
 
     Some texts are hard to predict, and their drafts cost rows of a pass. After `max_misses` consecutive
     passes without an accepted draft token a sequence pauses. It drafts again for one pass whenever the number

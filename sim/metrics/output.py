@@ -71,7 +71,7 @@ def first_tokens(requests: AnyTable, rows: NDArray[np.bool_]) -> NDArray[Any]:
 
 
 class IterationCounts(Figure):
-    """Iterations in the window: number, mean duration, batch. Also tokens discarded in the whole run."""
+    """Iterations in the window: number, mean duration, batch; and the tokens discarded in the whole run."""
 
     name = "iterations"
 

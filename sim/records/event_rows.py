@@ -170,7 +170,7 @@ def waits_by_request(events: Table, request_ids: NDArray[np.int64]) -> dict[str,
     is_of_request = ids_of_events >= 0
     ids = ids_of_events[is_of_request]
     places = request_ids
-    if size > 4 * len(request_ids) and np.isin(ids, request_ids).all():  # those of a shard: ids far apart
+    if size > 4 * len(request_ids) and np.isin(ids, request_ids).all():  # a shard's ids have large gaps
         ids, places, size = np.searchsorted(request_ids, ids), np.arange(len(request_ids)), len(request_ids)
     found: dict[str, NDArray[np.float64]] = {}
     for name in WAIT_COLUMNS:

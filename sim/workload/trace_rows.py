@@ -234,7 +234,7 @@ class SortedRows:
         return rows
 
     def blocks(self) -> Iterator[Block]:
-        """Yields the rows; every call begins anew. The first block has the remarks of all."""
+        """Yields the rows; every call starts from the beginning. The first block has the remarks of all."""
         remarks = self._remarks
         merged = _merged(self._path, self._runs) if self._runs else filter(None, [self._in_memory])
         for block in merged:

@@ -136,7 +136,7 @@ class Trace:
     def blocks(self) -> Iterator[Block]:
         """Yields the rows in the order of the file, with times from the trace's zero, in blocks.
 
-        Every call begins anew. Raises ValueError at a bad row, after the rows before it.
+        Every call starts from the beginning. Raises ValueError at a bad row, after the rows before it.
         """
         clock = self.clock()
         columns = self.layout.columns.in_file(self.column_names)

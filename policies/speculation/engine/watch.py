@@ -18,7 +18,7 @@ from policies.user_code import checked_draft_lengths
 
 MAX_UNCOUNTED = 256
 """Number of steps after which acceptances are counted even if no policy reads them."""
-NUM_COUNTS = 5  # per sequence: passes, draft tokens, accepted ones, misses in a row, output tokens
+NUM_COUNTS = 5  # per sequence: passes, draft tokens, accepted ones, consecutive misses, output tokens
 
 
 class DraftWatch:
