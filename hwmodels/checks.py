@@ -1,11 +1,10 @@
-"""Checks of what a user gives: numbers in settings, and files.
+"""Checks of user input: numbers in settings, and files.
 
-The checks of settings classes test for finite numbers, as NaN passes a comparison like `value < 0`.
-
-Files are regular ones only, within a limit that is known before they are read. A pipe may never say anything,
-a device never end, and a small compressed table may hold gigabytes; of all of them only the head is looked
-at. Every reader of the project's commands opens its files here or in `sim.workload.trace_files`, which rests
-on this module.
+The checks of settings classes test for finite numbers, because NaN passes a comparison like `value < 0`. Only
+regular files are read, within a limit known in advance. A pipe may never send data, a device may never end,
+and a small compressed table may hold gigabytes; of a table only the footer is read for the check. Every
+reader of the project's commands opens its files here or in `sim.workload.trace_files`, which uses this
+module.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def check_finite(name: str, value: float, *, unit: str = "", zero_allowed: bool 
 
 
 def check_whole(name: str, value: int, *, remedy: str = "") -> None:
-    """Raises ValueError, its text ending with the remedy, unless value is a whole number >= 1."""
+    """Raises ValueError, ending with the remedy, unless value is an integer >= 1."""
     if not is_whole(value) or value < 1:
         raise ValueError(f"{name}={value}: must be a whole number >= 1{remedy}")
 
@@ -37,10 +36,10 @@ def check_whole(name: str, value: int, *, remedy: str = "") -> None:
 def check_curve(
     curve: Any, *, capabilities: Iterable[str] = (), zero_allowed: str = "", most_share: float = 1.0
 ) -> None:
-    """Raises ValueError unless the figures of a curve are finite numbers > 0, and its shares at most 1.
+    """Raises ValueError unless the parameters of a curve are finite and > 0, and its shares at most 1.
 
-    curve: a dataclass. capabilities: those that its compute capability may be. zero_allowed: a field that may
-    be 0. most_share: the largest value of a field that is a share.
+    curve: a dataclass. capabilities: allowed compute capabilities. zero_allowed: a field that may be 0.
+    most_share: the largest value of a field that is a share.
     """
     for entry in fields(curve):
         name, value = entry.name, getattr(curve, entry.name)
@@ -57,7 +56,7 @@ def check_curve(
 
 
 def is_finite(value: object) -> bool:
-    """Tests whether a value is a finite number; a boolean, and a whole number beyond a float's, is not."""
+    """Tests whether a value is a finite number; booleans and integers beyond a float's range are not."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -65,29 +64,29 @@ def is_finite(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """Tests whether a value is a whole number; a boolean is not."""
+    """Tests whether a value is an integer; a boolean is not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 MAX_BYTES = 1 << 30
-"""Largest text file that is read whole."""
+"""Size of the largest text file that is read completely."""
 LEAST_TABLE_BYTES = 1 << 28
 MAX_EXPANSION = 100
-"""Memory of a table, as a multiple of its file, that is allowed beyond `LEAST_TABLE_BYTES`."""
+"""Allowed memory of a table above `LEAST_TABLE_BYTES`, as a multiple of its file size."""
 TABLE_LIMIT = "WINDTUNNEL_MAX_TABLE_BYTES"
-"""Environment variable that sets the largest memory of a Parquet table instead."""
+"""Environment variable that overrides the maximum memory of a Parquet table."""
 NUMBER_BYTES, TEXT_BYTES = 8, 64
 """Memory of a value in a table: of a number, and of a Python object with a short text."""
 
 
 class UnreadableFileError(ValueError):
-    """A file that is not regular, or larger than it may be; the message does not name it."""
+    """A file that is not regular, or too large; the message does not name it."""
 
 
 def open_regular(file: Path, max_bytes: int | None = None) -> IO[bytes]:
-    """Opens a regular file without waiting for a writer.
+    """Opens a regular file without waiting for a writer. max_bytes: its maximum size; None: any.
 
-    max_bytes: its largest size; None: any. Raises OSError, and UnreadableFileError.
+    Raises OSError, and UnreadableFileError.
     """
     opened = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
@@ -125,7 +124,7 @@ def read_text(file: Path, max_bytes: int = MAX_BYTES, *, errors: str = "strict")
 def check_table(file: Path) -> None:
     """Raises UnreadableFileError if a Parquet file is not regular, or expands to too much memory.
 
-    Its footer says how many values its columns have; repeated ones take no room in the file. Also raises
+    Its footer states the number of values of its columns; repeated ones take no room in the file. Also raises
     OSError, and ValueError for a footer that cannot be read.
     """
     import pyarrow.parquet as pq  # noqa: PLC0415  (0.1 s, and no other function of this module needs it)

@@ -1,22 +1,22 @@
-"""Costs of iterations: of tokens, on rented hardware or by the prices of an API, and of energy.
+"""Costs: of tokens, on rented hardware or at an API's prices, and of energy.
 
-Prompt caching as APIs sell it: tokens found in the cache are billed at a discount; tokens of a prefix that
-the client asked to keep cost more when they are first computed, or rent for as long as they are kept. Worked
-number: 1,000 prompts of 10,000 tokens, 9,000 of which are found in all but the first, at $3 per million: all
-computed, $30; with a read factor of 0.1 and a write factor of 1.25, 9,000 written tokens cost $0.034, 8.991
-million read ones $2.70, 1 million others $3: $5.73.
+Prompt caching of APIs: tokens found in the cache are billed at a discount; tokens of a prefix that the client
+asked to keep cost more when they are first computed, or rent while they are kept. Worked number: 1,000
+prompts of 10,000 tokens, 9,000 of which are found in all but the first, at $3 per million: all computed, $30;
+with a read factor of 0.1 and a write factor of 1.25, 9,000 written tokens cost $0.034, 8.991 million read
+ones $2.70, 1 million others $3: $5.73.
 
 Batch APIs, which answer within a day, sell all tokens at half price (OpenAI, Anthropic, Google, 2025).
 
-Break-evens compare a fleet of one's own with the bill of an API, and serving with training.
+Break-evens compare a self-hosted fleet with an API's bill, and serving with training.
 
 The power of a device follows from its utilisation, and energy, electricity and emissions from the power:
 
     P = idle + (TDP - idle) * min(1, a_c * MFU + a_m * MBU + a_l * link utilisation)
 
-MFU, MBU: shares of the data sheet's FLOP/s and bytes/s that the iteration reaches. The weights say which
-share of the span between idle and TDP a unit at its data-sheet rate would take; they may sum to more than 1,
-because the board then holds its limit by lowering clocks.
+MFU, MBU: shares of the data sheet's FLOP/s and bytes/s that the iteration reaches. The weights are the shares
+of the range between idle and TDP that a unit takes at its data-sheet rate; they may sum to more than 1,
+because the board then stays within its limit by lowering clocks.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Tariff(Checked):
     write_factor: NonNegative = 1.25
     """Price of pinned tokens that had to be computed, as a fraction of the input price."""
     usd_per_million_token_hours: NonNegative = 0.0
-    """Rent of pinned tokens per million tokens and hour (Google's explicit caches: some $1 to $4.5)."""
+    """Rent of pinned tokens per million tokens and hour (Google's explicit caches: about $1 to $4.5)."""
 
     min_cached_tokens: NonNegativeInt = 0
-    """Fewest found tokens of a prompt that get the discount; fewer are billed in full."""
+    """Minimum number of cached tokens of a prompt for the discount; fewer are billed in full."""
     batch_factor: NonNegative = 1.0
-    """Factor on the prices of all tokens, without the rent; 0.5: a batch API."""
+    """Factor on the prices of all tokens, not on the rent; 0.5: a batch API."""
 
     def bill_usd(
         self,
@@ -82,7 +82,7 @@ class SplitCost(NamedTuple):
     usd_per_million_output_tokens: float
     """Decode share of the rent per million output tokens."""
     usd_per_thousand_requests: float
-    """Whole rent per thousand requests."""
+    """Total rent per thousand requests."""
 
 
 def split_cost(
@@ -93,14 +93,14 @@ def split_cost(
     num_output_tokens: float,
     num_requests: float,
 ) -> SplitCost:
-    """Splits the rent over input tokens, output tokens and requests, idle time included.
+    """Splits the rent over input tokens, output tokens and requests, including idle time.
 
     Prefill and decode share the rent in proportion to their busy time; idle time is split in the same
     proportion.
 
     Of $1, a prefill share of 0.25 over 500,000 input tokens makes $0.50 per million, the rest over 100,000
     output tokens $7.50, and 200 requests $5 per thousand. usd: the rent of all devices. Raises ValueError for
-    a figure that is negative or not finite, and for a share above 1.
+    a value that is negative or not finite, and for a share above 1.
     """
     check_finite("usd", usd, unit="$", zero_allowed=True)
     check_finite("prefill_time_share", prefill_time_share, zero_allowed=True)
@@ -123,14 +123,14 @@ def _each(usd: float, count: float) -> float:
 TRAINING_CONTEXT = 4096
 """Tokens of a training sequence, assumed; attention adds a few percent to the FLOPs."""
 PASSES_OF_TRAINING = 3
-"""FLOPs of training over a forward pass; the backward pass takes twice as many (Kaplan et al. 2020)."""
+"""Ratio of training FLOPs to a forward pass; the backward pass takes twice as many (Kaplan et al. 2020)."""
 
 
 def break_even_load(fleet_usd: float, bill_usd: float) -> float:
-    """Returns the multiple of the traffic from which on the same fleet costs less than the API's bill.
+    """Returns the multiple of the traffic above which the same fleet costs less than the API's bill.
 
-    The fleet costs the same for any traffic that it can serve; the bill grows with the traffic. $2.70 an hour
-    against a bill of $10 for the same hour: 0.27 of the traffic. Infinite if the API is free.
+    The fleet costs the same for any traffic that it can serve; the bill grows with the traffic. $2.70 per
+    hour against a bill of $10 for the same hour: 0.27 of the traffic. Infinite if the API is free.
     """
     check_finite("fleet_usd", fleet_usd, unit="$", zero_allowed=True)
     check_finite("bill_usd", bill_usd, unit="$", zero_allowed=True)
@@ -145,10 +145,10 @@ def training_flops(model: IterationModel, num_tokens: float) -> float:
 
 
 def tokens_to_match_training(train_flops: float, served_flops: float, output_tokens: float) -> float:
-    """Returns the output tokens after which serving has computed as much as training did.
+    """Returns the number of output tokens after which serving has used the FLOPs of training.
 
-    served_flops: of all work that led to output_tokens, prompts included. Short prompts and a dense model
-    give 3 times the tokens of training; a prompt token for each output token halves that.
+    served_flops: of all work for output_tokens, including prompts. Short prompts and a dense model give 3
+    times the tokens of training; one prompt token per output token halves that.
     """
     return train_flops * output_tokens / served_flops if served_flops and output_tokens else math.inf
 
@@ -168,7 +168,7 @@ class PowerModel(Checked):
 
     Watts of decode: ML.ENERGY benchmark 3.0 (Chung et al., arXiv 2601.22076) as Chen et al. quote it (arXiv
     2603.17280). Prefill at TDP: Patel et al., ASPLOS 2024 (arXiv 2308.12908), A100. MFU and MBU are our own
-    estimates for an 8B model in bf16, so the weights are accurate to some 20 %. Decode on an H200 was
+    estimates for an 8B model in bf16, so the weights are accurate to about 20 %. Decode on an H200 was
     measured at 137 to 300 W elsewhere (Ma et al., arXiv 2605.11999), which the weights give for MBU 0.17 to
     0.65.
     """
@@ -178,7 +178,7 @@ class PowerModel(Checked):
     compute_weight: NonNegative = 1.7
     memory_weight: NonNegative = 0.55
     link_weight: NonNegative = 0.1
-    """Assumed: links take a small part of a board's power, and no measurement of them alone was found."""
+    """Assumed: links take a small part of a board's power, and no separate measurement was found."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -205,20 +205,19 @@ class EnergySettings(Checked):
     grid_g_co2e_per_kwh: Annotated[NonNegative, Unit("g/kWh")] = 473.0
     """Carbon intensity of the grid: world average of 2024 (Ember, Global Electricity Review 2025).
 
-    France has some 40, Poland some 600.
+    France has about 40, Poland about 600.
     """
     pue: Annotated[float, Ge(1), FINITE, "1 is a data centre without any overhead"] = 1.56
-    """Power usage effectiveness: electricity of the data centre over electricity of its machines.
+    """Power usage effectiveness: electricity of the data centre divided by that of its machines.
 
     Average of 2024 (Uptime Institute, Global Data Center Survey); the largest operators report 1.1.
     """
     max_power_factor: Annotated[float, Ge(1), FINITE, "a multiple of the TDP"] = 1.1
-    """Power of a board in short peaks, over its TDP, which supplies must provide: 1.1 to 1.5 in data sheets.
-
-    The TDP limits the mean over some tens of milliseconds, so energy does not depend on it.
+    """Ratio of a board's power in short peaks to its TDP, which power supplies must provide: 1.1 to 1.5 in
+    data sheets. The TDP limits the mean over tens of milliseconds, so energy does not depend on it.
     """
     training_tokens: Positive | None = None
-    """Tokens that the model was trained on; None: nothing is said about training."""
+    """Number of training tokens of the model; None: no statement about training."""
 
     def kwh(self, joules: Num) -> Num:
         """Returns the electricity bought for these joules: 1 MJ at a PUE of 1.56 is 0.433 kWh."""
@@ -269,5 +268,5 @@ def joules_of_work(
 
 
 def idle_joules(power: PowerModel, idle_s: float, *, num_devices: int) -> float:
-    """Returns the energy of boards that run nothing for idle_s seconds."""
+    """Returns the energy of boards that are idle for idle_s seconds."""
     return num_devices * power.idle_w * idle_s

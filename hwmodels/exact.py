@@ -1,4 +1,4 @@
-"""Arithmetic that numbers and numpy arrays share, so that both agree to the last bit.
+"""Arithmetic for numbers and numpy arrays with bit-identical results.
 
 The simulator prices a leap of many iterations as one array and must get exactly the times of single
 iterations. `+ - * / //` are rounded alike for both (IEEE 754) and a maximum is one of its operands; powers,
@@ -17,7 +17,7 @@ Num = float | int | NDArray[Any]
 """A number, or one value per iteration."""
 
 Lines = tuple[tuple[Any, Any, Any, Any], ...]
-"""Straight lines over decodes: (seconds, per KV token read, per query-key pair, per query row) each."""
+"""Linear functions for decodes, each as (seconds, per KV token read, per query-key pair, per query row)."""
 
 
 def larger(a: Any, b: Any) -> Any:
@@ -35,12 +35,12 @@ def smaller(a: Any, b: Any) -> Any:
 
 
 def divided_up(a: Any, parts: int) -> Any:
-    """Returns a / parts rounded up to a whole number: the largest share of `a` items in `parts` parts."""
+    """Returns a / parts rounded up: the largest share of `a` items divided into `parts` parts."""
     return -(-a // parts)
 
 
 def highest(lines: Lines, keys: Any, pairs: Any, rows: Any) -> Any:
-    """Returns the maximum of the lines in seconds, at so many KV tokens, query-key pairs and rows."""
+    """Returns the maximum of the lines in seconds, for these KV tokens, query-key pairs and rows."""
     seconds: Any = None
     for fixed_s, key_s, pair_s, row_s in lines:
         line_s = fixed_s + key_s * keys + pair_s * pairs + row_s * rows

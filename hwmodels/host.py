@@ -1,8 +1,8 @@
 """The host of an engine: overhead of an iteration, CUDA graphs, weights in its memory, and cold starts.
 
-An iteration has scheduling, kernel launches and bookkeeping; CUDA graphs save launches. Without a graph the
-host launches kernel by kernel. Launches run ahead of the device, so an iteration takes the longer of the two,
-kernels or launches. What a launch costs and how many there are says `Compilation`:
+The host work of an iteration is scheduling, kernel launches and bookkeeping; CUDA graphs save launches.
+Without a graph the host launches kernel by kernel. Launches run ahead of the device, so an iteration takes
+the longer of kernels and launches. `Compilation` determines the cost and number of launches:
 
     inductor, native   one per fused kernel: torch.compile's code, or an engine in C++; launch_s each
     eager              the same kernels, called by PyTorch modules: OPS_PER_KERNEL operators of op_s each
@@ -49,14 +49,15 @@ UNFUSED = {
     "shared_gate_up_proj": 2,
     "activation": 2,
 }
-"""Launches of plain PyTorch for one call of an operator; those of others are as in an engine.
+"""Launches of plain PyTorch for one call of an operator; other operators have the same launches as in an
+engine.
 
 A layer of Llama-2 has 61, as counted with PyTorch's dispatcher on gpt-fast's model of November 2023.
 """
 
 
 class Compilation(Enum):
-    """A way to run the model where no CUDA graph is: what is fused, and what launches it."""
+    """A way to run the model without a CUDA graph: the fused parts, and the launcher."""
 
     inductor = "torch.compile: fused kernels, launched by compiled code"
     native = "an engine in C++, or one whose launch_s stands for all that a kernel costs"
@@ -66,7 +67,7 @@ class Compilation(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostOverhead(Checked):
-    """Seconds that the engine's process spends around the GPU's work; part of an engine profile.
+    """Seconds that the engine's process spends in addition to the GPU's work; part of an engine profile.
 
     not overlapped:  iteration = max(gpu, launches) + host
     overlapped:      iteration = max(gpu, launches + host) + exposed
@@ -85,12 +86,13 @@ class HostOverhead(Checked):
     overlapped: bool = False
     """Asynchronous scheduling: the host prepares iteration i+1 while the GPU runs i."""
     op_s: Annotated[NonNegative, Unit("s")] = 18e-6
-    """CPU time of a PyTorch operator without compilation, its Python code included: 19 us in gpt-fast's text,
-    17 us in Spec-Bench's loop."""
+    """CPU time of a PyTorch operator without compilation, including its Python code: 19 us in gpt-fast's
+    text, 17 us in Spec-Bench's loop.
+    """
     one_by_one: bool = False
-    """Whether the model runs in plain PyTorch, in which nothing is fused; set by `under`."""
+    """Whether the model runs in plain PyTorch without fusion; set by `under`."""
     exposed_s: Annotated[NonNegative, Unit("s")] = 0.0
-    """Time that the GPU still waits between the end of one graph and the next if `overlapped` is true."""
+    """Time that the GPU still waits between two graphs if `overlapped` is true."""
 
     def under(self, compilation: Compilation) -> HostOverhead:
         """Returns the overhead with the launches of a way to run the model."""
@@ -101,7 +103,7 @@ class HostOverhead(Checked):
         return self
 
     def launches(self, name: str, kernels: int) -> int:
-        """Returns the launches of a call of an operator that has so many kernels in an engine."""
+        """Returns the launches per call of an operator that has this many kernels in an engine."""
         if not self.one_by_one or not kernels:
             return kernels
         return UNFUSED.get(name, kernels)
@@ -114,8 +116,8 @@ GRAPH_MODES = ("full", "piecewise")
 class CudaGraphs(Checked):
     """Decode-only iterations of up to max_capture_size rows replay graphs, padded to a captured size.
 
-    A sequence that verifies draft tokens has several rows, any other one. Everything else (a prompt chunk in
-    the batch, a larger batch, `enabled` false) launches kernel by kernel.
+    A sequence that verifies draft tokens has several rows, any other sequence one. Everything else (a prompt
+    chunk in the batch, a larger batch, `enabled` false) launches kernel by kernel.
     """
 
     enabled: bool = True
@@ -136,7 +138,7 @@ class CudaGraphs(Checked):
     def padded(self, rows: int = 1) -> list[int]:
         """Returns a list: for each number of rows from 0 up, the captured size that runs it.
 
-        rows: those of each sequence; sizes are rounded up to a multiple of them, as vLLM does.
+        rows: rows per sequence; sizes are rounded up to a multiple of them, as in vLLM.
         """
         padded = [0]
         for size in self.sizes:
@@ -148,11 +150,11 @@ class CudaGraphs(Checked):
 class HostShare:
     """Turns GPU seconds of an iteration into wall time: applies `HostOverhead` and `CudaGraphs`.
 
-    It holds for iterations of num_kernels kernels, and mixed_kernels more with both decodes and prompts.
+    It holds for iterations of num_kernels kernels, plus mixed_kernels with both decodes and prompts.
     attentions: calls of attention or of linear layers with states, at which piecewise graphs end; without
     them such graphs raise ValueError.
-    tokens: tokens that a device computes, whole numbers; num_seqs: decodes and prompt chunks in the batch.
-    Numbers and arrays give the same bits.
+    tokens: tokens that a device computes (integers); num_seqs: decodes and prompt chunks in the batch.
+    Numbers and arrays are bit-identical.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class HostShare:
         self._padded_arrays: dict[int, NDArray[np.intp]] = {}
 
     def mixed_kernels(self, decode_seqs: Any, prefill_seqs: Any) -> Any:
-        """Returns the number of further kernels that iterations with both decodes and prompts launch."""
+        """Returns the number of additional kernels in iterations with both decodes and prompts."""
         if not self._mixed_kernels:
             return 0.0
         return self._mixed_kernels * smaller(smaller(decode_seqs, prefill_seqs), 1)
@@ -194,7 +196,7 @@ class HostShare:
     def computed_tokens(self, tokens: Any, replays: Any, rows: Any = 1) -> Any:
         """Returns the number of tokens computed: the captured size if a graph replays, else `tokens`.
 
-        rows: those of each decoding sequence.
+        rows: rows per decoding sequence.
         """
         if not isinstance(tokens, ndarray):
             return self.padded(int(rows))[tokens] if replays else tokens
@@ -218,24 +220,24 @@ class HostShare:
         return self._padded_arrays[rows]
 
     def engine_seconds(self, num_seqs: Any) -> Any:
-        """Returns the seconds of the engine's process around an iteration, launches left out."""
+        """Returns the seconds of the engine's process per iteration, without launches."""
         return self._host.iteration_s + self._host.sequence_s * num_seqs
 
     def stage_launch_seconds(self, replays: bool, kernels: Sequence[float]) -> list[float]:
-        """Returns the seconds in which each pipeline stage launches so many kernels, or replays its graph."""
+        """Returns the seconds for a pipeline stage to launch this many kernels, or to replay its graph."""
         if replays:
             return [self._host.graph_replay_s + self._gaps_s / len(kernels)] * len(kernels)
         return [self._host.launch_s * num for num in kernels]
 
     @property
     def exposed_s(self) -> float | None:
-        """`HostOverhead.exposed_s` if the host works beside the devices, else None."""
+        """`HostOverhead.exposed_s` if the host works in parallel with the devices, else None."""
         return self._host.exposed_s if self._host.overlapped else None
 
     def bounds(self, replays: Any, num_seqs: Any, more_kernels: Any = None) -> tuple[Any, Any]:
         """Returns floor_s and added_s: the iteration takes max(gpu, floor_s) + added_s.
 
-        more_kernels: number of kernels that the iteration launches beyond num_kernels.
+        more_kernels: number of kernels launched in addition to num_kernels.
         """
         host, launch_s = self._host, self._launch_seconds(replays, more_kernels)
         host_s = host.iteration_s + host.sequence_s * num_seqs
@@ -243,7 +245,7 @@ class HostShare:
         return floor_s, added_s + self._gaps_s * replays if self._gaps_s else added_s
 
     def wall_seconds(self, gpu_s: Any, replays: Any, num_seqs: Any, more_kernels: Any = None) -> Any:
-        """Returns the wall time in seconds of an iteration with kernels that take gpu_s."""
+        """Returns the wall time in seconds of an iteration whose kernels take gpu_s."""
         floor_s, added_s = self.bounds(replays, num_seqs, more_kernels)
         return larger(gpu_s, floor_s) + added_s
 
@@ -266,9 +268,9 @@ class HostShare:
 class Offload(Checked):
     """Settings of offloading, named as in vLLM and llama.cpp.
 
-        cpu_offload_gb   vLLM: so many GiB of each device's layers stay in host memory, and every forward pass
+        cpu_offload_gb vLLM: this many GiB of each device's layers stay in host memory, and every forward pass
                          reads them over PCIe
-        n_gpu_layers     llama.cpp: the last n layers run on the device (with one more, the LM head too), the
+        n_gpu_layers llama.cpp: the last n layers run on the device (with one more, also the LM head), the
                          others on the CPU, with their KV in host memory
 
     16 GiB of Llama-3.1-70B's weights over PCIe 5.0 x16 at 0.8 of 64e9 bytes/s: 336 ms more per pass.
@@ -277,13 +279,13 @@ class Offload(Checked):
     cpu_offload_gb: Annotated[NonNegative, Unit("GiB")] = 0.0
     """GiB of weights per device that stay in host memory."""
     n_gpu_layers: int | None = None
-    """Layers on the device, those next to the output; None: all, and the LM head."""
+    """Number of layers on the device, counted from the output; None: all, and the LM head."""
     pcie_share: PositiveShare = 0.8
-    """Share of the data sheet's PCIe bandwidth that reading weights reaches."""
+    """Share of the data-sheet PCIe bandwidth reached when reading weights."""
     cpu_bytes_per_s: Annotated[Positive, Unit("bytes/s")] = 200e9
-    """Bandwidth of host memory that the CPU's layers reach: a socket with eight channels of DDR5."""
+    """Bandwidth of host memory reached by the CPU's layers: a socket with eight channels of DDR5."""
     cpu_flops_per_s: Annotated[Positive, Unit("FLOP/s")] = 3e12
-    """FLOP/s that the CPU's layers reach: some 50 cores with AVX-512; order of magnitude."""
+    """FLOP/s reached by the CPU's layers: about 50 cores with AVX-512; order of magnitude."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -303,7 +305,7 @@ class Offload(Checked):
         return self.cpu_offload_gb > 0 or self.n_gpu_layers is not None
 
     def check(self, layout: ParallelLayout) -> None:
-        """Raises ValueError if layers of a parallel layout are to be split between device and CPU."""
+        """Raises ValueError if layers of a parallel layout would be split between device and CPU."""
         if self.n_gpu_layers is not None and layout.num_devices > 1:
             raise ValueError(
                 f"n_gpu_layers={self.n_gpu_layers}: splits layers between one device and the CPU, and the "
@@ -333,15 +335,15 @@ class WeightSource(Enum):
     """Storage from which a starting replica loads the weights."""
 
     disk = "disk"
-    """A disk of the replica's own machine; its rate is `Storage.disk_bytes_per_s`."""
+    """A disk of the replica's machine; its rate is `Storage.disk_bytes_per_s`."""
     network = "network"
-    """Object storage or a registry, downloaded straight into the GPU's machine."""
+    """Object storage or a registry, downloaded directly to the GPU's machine."""
     host_memory = "host_memory"
     """Host memory, where the weights are kept ready; only PCIe and the loader limit the rate."""
 
 
 class ColdStartParts(NamedTuple):
-    """Seconds of the parts of a cold start, which follow one after the other."""
+    """Seconds of the consecutive parts of a cold start."""
 
     provision_s: float
     load_s: float
@@ -368,13 +370,13 @@ class ColdStart(Checked):
     - provision_s: a new node of a GPU cluster takes about 5 minutes until a pod runs on it, a pod on an
       existing node about 1 (reports of Karpenter users; GKE's fast-starting nodes: up to 4 times faster).
     - loader_bytes_per_s: LLaMA-2-70B in 84 s (1.6e9 bytes/s) and OPT-30B in 34 s (1.8e9) with the loaders of
-      engines (ServerlessLLM, OSDI 2024, section 2, which itself is 3.6 to 8.2 times faster); Llama-3.1-8B in
-      18 s (0.9e9) on an L40S with vLLM (Tensorfuse, "Reducing GPU cold start time when using vLLM", 2025).
+    engines (ServerlessLLM, OSDI 2024, section 2, whose own loader is 3.6 to 8.2 times faster); Llama-3.1-8B
+    in 18 s (0.9e9) on an L40S with vLLM (Tensorfuse, "Reducing GPU cold start time when using vLLM", 2025).
     - network_bytes_per_s: a server that downloads at 5e9 bytes/s (ServerlessLLM, section 2), an eighth of it.
     - warm_up_s: vLLM with its compile cache kept: imports and engine 34 s, Dynamo 10 s, compiled graphs 13 s;
       with an empty cache 94 + 10 + 42 s (Tensorfuse, 2025).
-    - capture_s: 54 s for vLLM's default sizes, some 67, and 7 s for 8 (Tensorfuse, 2025); other set-ups take
-      as little as 0.05 s a size (vLLM, pull request 23184).
+    - capture_s: 54 s for vLLM's default sizes (about 67), and 7 s for 8 (Tensorfuse, 2025); other set-ups
+    take as little as 0.05 s per size (vLLM, pull request 23184).
     """
 
     provision_s: Annotated[NonNegative, Unit("s")] = 300.0
@@ -383,7 +385,7 @@ class ColdStart(Checked):
     network_bytes_per_s: Annotated[Positive, Unit("bytes/s")] = 0.625e9
     """Network bandwidth per device."""
     loader_bytes_per_s: Annotated[Positive | None, Unit("bytes/s"), "null for no limit"] = 1.5e9
-    """Rate at which one process reads, converts and copies weights; None: no limit of its own."""
+    """Rate at which one process reads, converts and copies weights; None: no limit."""
     warm_up_s: Annotated[NonNegative, Unit("s")] = 57.0
     """Seconds for imports, compilation (or loading its cache) and profiling."""
     capture_s: Annotated[NonNegative, Unit("s")] = 0.8

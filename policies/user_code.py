@@ -1,15 +1,15 @@
-"""The boundary between this project and a user's policy: its traits and name, its decisions, its failures.
+"""The boundary between this project and a user's policy: its traits, name, decisions and failures.
 
-A policy need not inherit from a class of this project. So each family lists in a frozen dataclass what its
-policies may have beside the methods of their protocol, and `traits_of` reads it:
+A policy need not inherit from a class of this project. Each family therefore lists optional members, in
+addition to the methods of its protocol, in a frozen dataclass that `traits_of` reads:
 
     traits_of(routing, RoutingTraits).reads_signals
 
-Messages name policies as users write them. The policies of this project have tests in place of checks of what
-they return, so only those of a user are wrapped. The module therefore tells the user's classes and frames
-from those of this project and of libraries. A policy of the user's may raise, call a method that does not
-exist, or return what is not allowed: `failure` reads the traceback afterwards, and writes the sentence that
-names the policy, its choice, what it did, when, what is allowed, and where.
+Messages name policies as users write them. Tests cover the return values of this project's policies, so only
+user policies are wrapped. The module therefore distinguishes the user's classes and frames from those of this
+project and of libraries. A user's policy may raise, call a method that does not exist, or return an invalid
+value: `failure` reads the traceback afterwards, and writes a sentence with the policy, its choice, its
+action, the time, the rule, and the place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LEFT_OUT: Final = object()
 
 
 def traits_of(policy: object, family: type[Traits]) -> Traits:
-    """Returns what a policy says of the traits of its family; what it leaves out has the default."""
+    """Returns a policy's values for the traits of its family; missing traits have their defaults."""
     said = {each.name: getattr(policy, each.name, _LEFT_OUT) for each in fields(family)}
     return family(**{name: value for name, value in said.items() if value is not _LEFT_OUT})
 
@@ -67,7 +67,7 @@ OTHERWISE_NAMED = {
     "SplitFuse": "splitfuse",
     "Stay": "none",
 }
-"""Classes with a choice of another name in configs/ -> the choice."""
+"""Classes whose choice in configs/ has a different name -> the choice."""
 
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -88,10 +88,10 @@ MAX_SHOWN = 60
 
 
 class WrongDecisionError(RuntimeError):
-    """A policy has returned or decided what is not allowed."""
+    """A policy has returned or decided something invalid."""
 
     def __init__(self, policy: object, method: str, did: str, allowed: str) -> None:
-        """Creates the error. did: what the method did, such as `returned 7`. allowed: the rule."""
+        """Creates the error. did: the method's action, such as `returned 7`. allowed: the rule."""
         super().__init__(f"{type(policy).__name__}: {method} {did}; {allowed}")
         self.policy, self.method, self.did, self.allowed = policy, method, did, allowed
 
@@ -102,7 +102,7 @@ def returned(policy: object, method: str, value: object, allowed: str) -> WrongD
 
 
 def shown(value: object) -> str:
-    """Returns the text of a value, with its type unless that is obvious, cut to `MAX_SHOWN` characters."""
+    """Returns the text of a value, with its type unless obvious, cut to `MAX_SHOWN` characters."""
     text = repr(value)
     if len(text) > MAX_SHOWN:
         text = f"{text[:MAX_SHOWN]}..."
@@ -112,12 +112,12 @@ def shown(value: object) -> str:
 
 
 def is_whole(value: object) -> bool:
-    """Returns whether a value is a whole number, of Python or numpy, and no truth value."""
+    """Returns whether a value is a Python or numpy integer, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def checked_rank(policy: object, method: str = "rank") -> Callable[[Any], tuple[float, ...]]:
-    """Returns a scheduling policy's method of that name; that of a user's policy checks each rank."""
+    """Returns a scheduling policy's method of that name; for a user's policy it checks each rank."""
     rank: Callable[[Any], tuple[float, ...]] = getattr(policy, method)
     if not is_of_user(type(policy)):
         return rank
@@ -133,7 +133,7 @@ def checked_rank(policy: object, method: str = "rank") -> Callable[[Any], tuple[
 
 
 def checked_prediction(predictor: object) -> Callable[[Any, int | None], int]:
-    """Returns a predictor's method `predict`; that of a user's predictor checks each length."""
+    """Returns a predictor's method `predict`; for a user's predictor it checks each length."""
     predict: Callable[[Any, int | None], int] = predictor.predict  # type: ignore[attr-defined]
     if not is_of_user(type(predictor)):
         return predict
@@ -152,7 +152,7 @@ def checked_prediction(predictor: object) -> Callable[[Any, int | None], int]:
 
 
 def checked_draft_lengths(policy: object) -> Callable[[Any], int | NDArray[np.int64]]:
-    """Returns a draft-length policy's method `num_draft_tokens`; a user's policy has its numbers checked."""
+    """Returns a draft-length policy's `num_draft_tokens`; for a user's policy it checks the numbers."""
     decide: Callable[[Any], int | NDArray[np.int64]] = policy.num_draft_tokens  # type: ignore[attr-defined]
     if not is_of_user(type(policy)):
         return decide
@@ -178,11 +178,11 @@ _LIBRARIES = tuple(
     f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _NO_POLICIES = {*sys.stdlib_module_names, "numpy", "pandas", "omegaconf"} - {"__main__"}
-"""Packages of values that settings contain, besides this project's."""
+"""Packages whose values may occur in settings, in addition to this project's."""
 
 
 class Call(NamedTuple):
-    """A frame of a traceback, and the line that it has reached."""
+    """A frame of a traceback, and its current line."""
 
     frame: FrameType
     line: int
@@ -206,7 +206,7 @@ class Call(NamedTuple):
     def is_of_user(self, packages: Collection[str]) -> bool:
         """Returns whether the code is the user's.
 
-        packages: those of the user's policies, which may be installed as libraries are.
+        packages: the packages of the user's policies, which may be installed like libraries.
         """
         file = self.frame.f_code.co_filename
         if self.is_ours or file == "<string>" or file.startswith("<frozen"):  # dataclasses are "<string>"
@@ -226,7 +226,7 @@ def calls_of(error: BaseException) -> list[Call]:
 
 
 def is_of_user(cls: type) -> bool:
-    """Returns whether a class is the user's, and neither this project's nor a library's."""
+    """Returns whether a class belongs to the user, not to this project or a library."""
     top = package_of(cls)
     return top not in PACKAGES and top not in _NO_POLICIES
 
@@ -237,7 +237,7 @@ def package_of(cls: type) -> str:
 
 
 def files_of(cls: type) -> Iterator[str]:
-    """Yields the files of a class and of its bases that are the user's."""
+    """Yields the user's files that define a class and its bases."""
     for each in cls.__mro__:
         module = sys.modules.get(each.__module__)
         if is_of_user(each) and getattr(module, "__file__", None):
@@ -262,7 +262,7 @@ def definition(cls: type, method: str = "") -> str:
 
 
 def quoted(file: str, line: int, function: str, source: str = "") -> str:
-    """Returns a place in a file, and its line of source, as lines of a message."""
+    """Returns a location in a file, and its source line, as lines of a message."""
     place = Path(file)
     if place.is_absolute() and place.is_relative_to(Path.cwd()):
         place = place.relative_to(Path.cwd())
@@ -303,14 +303,14 @@ class Policy(NamedTuple):
 
 
 class Did(NamedTuple):
-    """Action of a policy, and the rule about it."""
+    """An action of a policy, and the rule that it breaks."""
 
     text: str
     allowed: str
 
 
 class PolicyError(Exception):
-    """A policy has failed; the message is one sentence, and can be sent to another process."""
+    """A policy has failed; the message is one sentence. The error can be sent to another process."""
 
     def __init__(
         self, sentence: str, quote: str = "", trace: str = "", named: tuple[str, str, str] | None = None
@@ -331,14 +331,14 @@ class PolicyError(Exception):
 
 
 def note_time(error: BaseException, at_s: float) -> None:
-    """Notes the time in seconds at which an error has ended a run, for `failure`."""
+    """Stores the time in seconds at which an error ended a run, for `failure`."""
     setattr(error, _TIME, at_s)
 
 
 def failure(error: BaseException, policies: Iterable[Policy]) -> PolicyError | None:
-    """Returns the error to show in place of one that a policy has caused; None if no policy has.
+    """Returns the error to show instead of one caused by a policy; None if no policy caused it.
 
-    policies: all policies of the run. The time is that of `note_time`, else the engine's.
+    policies: all policies of the run. The time comes from `note_time`, else from the engine.
     """
     named = list(policies)
     if isinstance(error, PolicyError):
@@ -397,7 +397,7 @@ def cause_of(error: BaseException | None) -> PolicyError | None:
 
 
 def import_quote(error: BaseException) -> str:
-    """Returns the place of the user's code at which importing it has failed; empty if it is not known."""
+    """Returns the place at which importing the user's code failed; empty if unknown."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return quoted(error.filename, error.lineno, "", error.text or "")
     own = [call for call in calls_of(error) if call.is_of_user(())]
@@ -407,8 +407,7 @@ def import_quote(error: BaseException) -> str:
 def _decided(error: WrongDecisionError, named: Sequence[Policy]) -> tuple[Policy, Did]:
     """Names the policy with a wrong decision.
 
-    Our batching policy that schedules nothing does so because a user's policy, such as a cache, keeps it
-    from doing so.
+    If a built-in batching policy schedules nothing, a user's policy, such as a cache, is the cause.
     """
     cls = type(error.policy)
     same = [p for p in named if p.policy is error.policy] or [p for p in named if p.cls is cls]
@@ -422,7 +421,7 @@ def _decided(error: WrongDecisionError, named: Sequence[Policy]) -> tuple[Policy
 
 
 def _policy_of(own: Sequence[Call], named: Sequence[Policy]) -> Policy:
-    """Returns the policy to which the user's frames belong: by the object, else by its file."""
+    """Returns the policy to which the user's frames belong, by the object or else by its file."""
     users = [p for p in named if p.is_of_user]
     for call in reversed(own):
         for each in users:
@@ -436,7 +435,7 @@ def _policy_of(own: Sequence[Call], named: Sequence[Policy]) -> Policy:
 
 
 def _raised(error: BaseException, calls: Sequence[Call], own: Sequence[Call]) -> Did:
-    """Says what a frame of the user did: used what does not exist, called ours wrongly, or raised."""
+    """Describes a user frame's error: a missing name, a wrong call of this project's code, or a raise."""
     method, last = own[0].name, own[-1]
     if isinstance(error, AttributeError) and error.obj is not None and _is_ours(type(error.obj)):
         return Did(f"{method} used {_name_in(last, error.obj)}.{error.name}, which does not exist",
@@ -460,7 +459,7 @@ def _raised(error: BaseException, calls: Sequence[Call], own: Sequence[Call]) ->
 def _missing(
     error: BaseException, calls: Sequence[Call], named: Sequence[Policy]
 ) -> tuple[Policy, Did, str] | None:
-    """Finds the policy that lacks a method, or has one with other arguments; None: neither is the case."""
+    """Finds the policy that lacks a method, or has one with wrong arguments; None if there is none."""
     users = [p for p in named if p.is_of_user]
     for each in users:
         cls = each.cls
@@ -476,7 +475,7 @@ def _missing(
 
 
 def _when(calls: Sequence[Call], at_s: float | None) -> str:
-    """Returns the time, replica and iteration of a failure; empty if there is none, as before a run."""
+    """Returns the time, replica and iteration of a failure; empty if there is none, such as before a run."""
     objects = [call.frame.f_locals.get("self") for call in calls if call.is_ours]
     core = next((o for o in objects if hasattr(o, "num_iterations") and hasattr(o, "block_pool")), None)
     replica = next((o for o in objects if hasattr(o, "core") and hasattr(o, "index")), None)
@@ -495,15 +494,15 @@ def _is_ours(cls: type) -> bool:
 
 
 def _name_in(call: Call, value: Any) -> str:
-    """Returns the name by which a frame knows an object, else that of its class."""
+    """Returns an object's variable name in a frame, or else its class name."""
     names = (name for name, found in call.frame.f_locals.items() if found is value and name != "self")
     return next(names, type(value).__name__)
 
 
 def _allowed(cls: type, name: str) -> str:
-    """Returns the names that a class has for policies, the nearest first."""
+    """Returns a class's names as seen by policies, the nearest first."""
     ours = [base for base in cls.__mro__ if _is_ours(base)]
-    # A base named ...Base is a part of the next class, which is the one that policies know.
+    # A base named ...Base is a part of the next class, which policies know.
     known = next((base for base in reversed(ours) if not base.__name__.endswith("Base")), cls)
     names = list(getattr(known, "FOR_POLICIES", ())) or [n for n in dir(known) if not n.startswith("_")]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
@@ -520,9 +519,9 @@ def _parameters(call: Call) -> str:
 
 
 def signature_lack(cls: type, kind: type, methods: Iterable[str]) -> tuple[str, str]:
-    """Returns (what is wrong, the method's name) of a user's class with a method of other arguments.
+    """Returns (the problem, the method's name) if a method of a user's class has wrong arguments.
 
-    kind: the class or protocol of the family. Both are empty if all of the methods take their arguments.
+    kind: the class or protocol of the family. Both are empty if all methods accept their arguments.
     """
     if not is_of_user(cls):
         return "", ""

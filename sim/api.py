@@ -1,4 +1,4 @@
-"""A whole run of a plain config in one call, and its result; `experiments.app.api` composes the config."""
+"""A complete run of a plain config in one call, and its result; `experiments.app.api` composes the config."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RunConfig:
     """The settings of a run."""
 
     nodes: Mapping[str, Any]
-    """The whole config as plain data, with interpolations resolved."""
+    """The complete config as plain data, with interpolations resolved."""
     objects: Mapping[str, Any] = field(default_factory=dict)
     """Root key -> the object that replaces its node."""
     command: str | None = None
@@ -55,7 +55,7 @@ class RunConfig:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """Returns the config as `Result.config`, with the class of each object in its place."""
+        """Returns the config as in `Result.config`, with each object replaced by the name of its class."""
         names = {
             key: f"{type(value).__module__}.{type(value).__qualname__}" for key, value in self.objects.items()
         }
@@ -95,17 +95,17 @@ class Result:
     """The result of a run as tables and plots; a notebook shows its headline figures."""
 
     run: RunResult
-    """The records of the run, for everything that this class does not offer."""
+    """The records of the run, for data that this class does not provide."""
     config: dict[str, Any]
     """The resolved configuration; an object is represented by the name of its class."""
     command: str | None
     """The same run on the command line; None where objects or processes were given."""
     folder: Path | None = None
-    """Where the tables of a run are that has streamed them."""
+    """The folder with the tables of a streamed run."""
 
     @property
     def summary(self) -> dict[str, Any]:
-        """All figures, as in summary.json; seconds, shares, USD."""
+        """All metrics, as in summary.json; seconds, shares, USD."""
         return self.run.summary
 
     @property
@@ -130,7 +130,7 @@ class Result:
 
     @property
     def series(self) -> pd.DataFrame:
-        """One row per interval of time, of a run that has streamed: see `sim.metrics.series`."""
+        """One row per time interval of a streamed run: see `sim.metrics.series`."""
         return self._read("series")
 
     @property
@@ -143,10 +143,10 @@ class Result:
 
     @property
     def dialects(self) -> pd.DataFrame:
-        """The run by the definitions of other tools: one row per figure and tool; `name` is the tool's term.
+        """The run by the definitions of other tools: one row per metric and tool; `name` is the tool's term.
 
-        Latencies have the columns mean_s, p50_s, p90_s and p99_s, other figures the column value; NaN where
-        the tool does not report the figure. `result.dialects["value"].unstack()` shows the tools side by
+        Latencies have the columns mean_s, p50_s, p90_s and p99_s, other metrics the column value; NaN where
+        the tool does not report the metric. `result.dialects["value"].unstack()` shows the tools side by
         side. Gaps between tokens are missing if requests have several samples.
         """
         records = self._whole("dialects")
@@ -192,7 +192,7 @@ class Result:
         return iteration_times(self._plots).figure()
 
     def plot_replicas(self) -> go.Figure:
-        """Plots the numbers of replicas that serve, start and are down, over time.
+        """Plots the number of serving, starting and failed replicas over time.
 
         Raises ValueError if all replicas served all the time.
         """
@@ -228,13 +228,13 @@ class Result:
         return "\n".join([wording.verdict(self.summary), *lines.caveats(self.summary)])
 
     def _repr_html_(self) -> str:
-        """Returns the headline figures as HTML, for a notebook."""
+        """Returns the headline metrics as HTML, for a notebook."""
         caveats = "".join(f"<p>{html.escape(text)}</p>" for text in lines.caveats(self.summary))
         verdict = html.escape(wording.verdict(self.summary))
         return f"<p><b>{verdict}</b></p>{caveats}{headline_html(self.summary)}"
 
     def _whole(self, name: str) -> RunRecords:
-        """Returns the records with all rows. Raises ValueError if these are in the folder."""
+        """Returns the records with all rows. Raises ValueError if the rows were streamed to the folder."""
         if self.folder is not None:
             raise ValueError(
                 f"result.{name}: needs whole tables, and this run has streamed its tables to {self.folder}; "
@@ -243,7 +243,7 @@ class Result:
         return self.run.records
 
     def _read(self, name: str) -> pd.DataFrame:
-        """Returns a table that the run has streamed. Raises ValueError if there is none."""
+        """Returns a table of a streamed run. Raises ValueError if there is none."""
         if self.folder is None:
             raise ValueError(f"result.{name}: only a run with stream_to has it")
         path = self.folder / f"{name}.parquet"

@@ -31,7 +31,7 @@ Inputs = Callable[[Ranks], Sequence[Matrix]]
 def iteration_operators(site: Site, inputs: Inputs | None = None) -> list[Operator]:
     """Returns the operators of an iteration in execution order.
 
-    inputs: returns the matrices that all tokens go through before the first layer, as in draft layers.
+    inputs: returns the matrices applied to all tokens before the first layer, as in draft layers.
     """
     model, before = site.model, () if inputs is None else inputs(site.ranks)
     embedding = site.stream("embedding", 1, 2 * site.hidden_bytes)
@@ -53,8 +53,8 @@ def placed(part: Part, *operators: Operator) -> Iterator[Operator]:
 def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator]:
     """Yields the operators of `calls` identical layers.
 
-    Norms after attention and after the MLP, if any, are counted with the norms before them. A layer of one
-    part alone has that part's norms alone.
+    Norms after attention and after the MLP, if any, are counted with the norms before them. A layer with only
+    one part has only that part's norms.
     """
     site = site.of(block)
     has_mixer, has_mlp = not isinstance(block.attention, NoAttention), not isinstance(block.mlp, NoMlp)
@@ -164,7 +164,7 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
     weights, device = site.stored(Role.routed, site.formats.get("expert_down_proj"))
     if weights.name == "fp8":
         # With one scale per tensor: the kernels measured in this format on Hopper take five times as long as
-        # those for blocks, and engines do not run them (vLLM on Llama-4-Scout: 21 ms per token, not 87).
+        # the block-scaled ones, and engines do not run them (vLLM on Llama-4-Scout: 21 ms per token, not 87).
         weights = WEIGHT_FORMATS["fp8_block"]
     curve, routing = site.calibration.moe, site.kernels.routing
     routing.check(layer)
@@ -200,7 +200,8 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
 def expert_library(site: Site) -> str:
     """Returns the library whose kernels run the routed experts.
 
-    SGLang's own choice is known without messages to other ranks; with them DeepEP brings other kernels.
+    SGLang's own choice is known only without messages to other ranks; with messages DeepEP uses other
+    kernels.
     """
     backend = site.kernels.moe_backend
     with_messages = site.layout.num_token_groups > 1
@@ -210,9 +211,9 @@ def expert_library(site: Site) -> str:
 def to_experts(site: Site, mlp: MixtureOfExperts, direction: str, calls: float) -> Iterator[Operator]:
     """Yields the messages that carry tokens to their experts' devices ("dispatch") and back ("combine").
 
-    They exist with attention data parallelism or context parallelism only. If every device holds some experts
-    whole, it is an all-to-all of top_k copies of each token. If each holds a slice of every expert, every
-    token goes to every device (all-gather) and the slices are summed (reduce-scatter).
+    They exist only with attention data parallelism or context parallelism. If every device holds some
+    complete experts, they are an all-to-all of top_k copies of each token. If each holds a slice of every
+    expert, every token goes to every device (all-gather) and the slices are summed (reduce-scatter).
     """
     layout = site.layout
     hidden_bytes = mlp.expert_hidden_size(site.model.hidden_size) * site.model.element_bytes
@@ -238,22 +239,22 @@ def to_experts(site: Site, mlp: MixtureOfExperts, direction: str, calls: float) 
 def over_chips(operators: list[Operator], site: Site, chain: Chain) -> list[Operator]:
     """Returns the operators with their prices on the chain, and the links between its chips.
 
-    Nothing is launched: the chips follow a schedule that was compiled. Raises ValueError for a replica of
-    several devices.
+    No kernels are launched: the chips follow a compiled schedule. Raises ValueError for a replica of several
+    devices.
 
     On a chain, chips hold all weights in SRAM, as a pipeline over the chips. The weights are spread evenly
     over N chips. The m tokens of an iteration enter in min(m, N) micro-batches of g = ceil(m / N) tokens, so
-    that all chips work on tokens of the same iteration at the same time; an iteration takes as long as one
+    all chips work on tokens of the same iteration at the same time; an iteration takes as long as one
     micro-batch on all chips:
 
         t = N (hop + g hidden / link) + layers layer_s + sum over operators of max(bytes(g) / b, FLOPs(g) / f)
 
-    b, f: bandwidth and peak of one chip. Up to N tokens take as long as one. A context is read by one
-    sequence on all chips in turn; min(sequences, N) sequences read at the same time, and chunks of prompts
-    fill all chips.
+    b, f: bandwidth and peak of one chip. Up to N tokens take as long as one. A sequence reads its context on
+    all chips in turn; min(sequences, N) sequences read at the same time, and chunks of prompts fill all
+    chips.
 
     Groq, Llama-2-70B in int8 on 576 chips of 80e12 bytes/s: 68.5e9 bytes of layers take 0.86 ms to read, 576
-    hops of 0.72 us and 0.14 us for the hidden state 0.49 ms: at the least 1.37 ms per token with a context of
+    hops of 0.72 us and 0.14 us for the hidden state 0.49 ms: at least 1.37 ms per token with a context of
     1,000.
     """
     if site.layout.num_devices > 1:
@@ -296,7 +297,7 @@ def _micro_batch(batch: RankBatch, chain: Chain) -> RankBatch:
 
 
 def _decode_seconds(token_s: float, window: int | None, chain: Chain) -> DecodeSeconds:
-    """Returns the seconds of contexts, which as many sequences as there are chips read at a time.
+    """Returns the seconds of contexts, which one sequence per chip reads at a time.
 
     token_s: seconds of a context token on one chip.
     """
@@ -361,7 +362,7 @@ def _streamed(site: Site, offload: Offload) -> Operator:
 
 
 def _split(operators: list[Operator], site: Site, offload: Offload) -> Iterator[Operator]:
-    """Yields the operators of the device's layers and of the CPU's, and the way between them."""
+    """Yields the operators of the device's layers and of the CPU's, and the transfers between them."""
     share = offload.layer_share(site.model.num_layers)
     head_on_cpu = not offload.has_head(site.model.num_layers)
     for op in operators:
@@ -388,7 +389,7 @@ def _split(operators: list[Operator], site: Site, offload: Offload) -> Iterator[
 
 
 def _on_cpu(op: Operator, calls: float, offload: Offload) -> Operator:
-    """Returns the operator as the CPU computes it."""
+    """Returns the operator computed by the CPU."""
 
     def seconds(batch: RankBatch) -> Any:
         return larger(

@@ -1,4 +1,4 @@
-"""Attention operators of one layer on one rank, projections included, for each kind of attention.
+"""Attention operators of one layer on one rank, including projections, for each kind of attention.
 
 Grouped-query attention and layers with a state of constant size (`RecurrentLayer`) are defined here, kinds of
 latent attention in `latent.py`; `OPERATORS` maps kind to function.
@@ -68,7 +68,7 @@ def recurrence(site: Site, spec: RecurrentLayer, calls: float) -> Iterator[Opera
     def lines(rows: int, seqs: Any) -> Lines:
         if rows == 1:
             return ((busy_seconds(token_flops * seqs, seqs), 0.0, 0.0, 0.0),)
-        # The state is stored after each row, as any of them may be the last that is accepted.
+        # The state is stored after each row, because any row may be the last accepted one.
         started_s = start_s * smaller(seqs, 1)
         read_s, row_s = state_bytes * seqs / bandwidth, state_bytes / bandwidth
         return (started_s, 0.0, 0.0, token_flops / peak), (started_s + read_s, 0.0, 0.0, row_s)
@@ -116,7 +116,7 @@ def grouped_query(site: Site, spec: GroupedQueryAttention, calls: float) -> Iter
     qkv_proj, o_proj, *others = spec.matrices(site.model.hidden_size, site.tp)
     scale_bytes = KV_SCALE_BYTES.get(site.model.kv_dtype, 0.0)
     kv_element_bytes = KV_BYTES[site.model.kv_dtype] + 2 * scale_bytes / (spec.head_dim + spec.value_dim)
-    # A query attends to the tokens of a window, or to as many as the indexer selects.
+    # A query attends to the tokens of a window, or to those selected by the indexer.
     reach = spec.window if spec.sparse_top_k is None else spec.sparse_top_k
     heads = HeadLayout(
         num_heads=share_of(spec.num_heads, site.tp),
@@ -151,8 +151,8 @@ def grouped_query(site: Site, spec: GroupedQueryAttention, calls: float) -> Iter
 def qk_norm(site: Site, spec: GroupedQueryAttention, width_bytes: float, calls: float) -> Iterator[Operator]:
     """Yields the norms of queries and keys; width_bytes: of a token's queries and keys on this rank.
 
-    If a norm is over all heads, each rank sums its squares, in fp32, before any can scale: a kernel reads
-    queries and keys, an all-reduce of two numbers per token follows, and a kernel reads and writes them.
+    If a norm is over all heads, each rank first sums its squares in fp32: one kernel reads queries and keys,
+    an all-reduce of two numbers per token follows, and another kernel reads and writes them.
     """
     if spec.qk_norm_joins_heads and site.tp > 1:
         yield site.stream("qk_norm_squares", calls, width_bytes)
@@ -238,12 +238,12 @@ def around_the_ring(site: Site, kv_bytes: float, q_bytes: float, calls: float) -
 
 
 def _decodes(seqs: Any) -> RankBatch:
-    """Returns the batch of one iteration that decodes `seqs` sequences and nothing else."""
+    """Returns the batch of one iteration that only decodes `seqs` sequences."""
     return RankBatch(seqs, seqs, seqs, seqs, 0, 0, 0, 0, 0)
 
 
 def beside_attention(site: Site, spec: BesideAttention, calls: float) -> Iterator[Operator]:
-    """Yields softmax attention and the recurrent layer beside it, which the same GPU runs in turn."""
+    """Yields softmax attention and the parallel recurrent layer, which the same GPU runs in turn."""
     yield from grouped_query(site, spec.attention, calls)
     yield from linear(site, spec.recurrent, calls)
 
@@ -264,11 +264,11 @@ OPERATORS: dict[type, Callable[[Site, Any, float], Iterator[Operator]]] = {
 
 
 MATRIX_PASSES = 5
-"""Times that the matrix of logits and weights goes through memory."""
+"""Number of times that the matrix of logits and weights passes through memory."""
 SUM_BYTES = 12
 """Bytes moved per token and KV head for the sums of weights in fp32."""
 STEP_KERNELS = 4
-"""Kernels of unfused attention with sums, beyond the fused one."""
+"""Additional kernels of unfused attention with sums, compared with the fused one."""
 CUT_KERNELS = 6
 """Kernels that choose the kept tokens of a prompt by its last rows."""
 
@@ -289,28 +289,24 @@ class WithAttentionWeights:
     """An `IterationModel` that also reads attention weights; shapes have no draft tokens.
 
     base: prices everything else, with fused attention. decode_share: share of the heads whose weights every
-    decode step reads. prompt_rows: last rows of a prompt whose weights are read at its end; None: those of
-    every row are.
-
-    Fused (flash) kernels never write the weights to memory. Where they are needed, attention is unfused, and
-    the matrices of logits and weights, num_heads x queries x keys, go through memory five times: logits are
-    written, the softmax reads them and writes weights, the output and the sums over queries read those. The
-    sums, one fp32 number per token and KV head, are read, written, and read again by the choice. Per
-    query-key pair and per key of one layer on one rank, with e bytes per element:
-
-        5 num_heads e   and   12 num_kv_heads   bytes, in 4 kernels more than fused attention has
-
+    decode step reads. prompt_rows: number of last rows of a prompt whose weights are read at its end; None:
+    the weights of every row are read. Fused (flash) kernels never write the weights to memory. If the weights
+    are needed, attention is unfused, and the matrices of logits and weights (num_heads x queries x keys) pass
+    through memory five times: logits are written, the softmax reads them and writes weights, and the output
+    and the sums over queries read the weights. The sums, one fp32 number per token and KV head, are read,
+    written, and read again by the selection. Per query-key pair and per key of one layer on one rank, with e
+    bytes per element: 5 num_heads e and 12 num_kv_heads bytes, in 4 more kernels than fused attention
     Llama-3.1-8B in bf16, one decode of 2,048 kept tokens: 2,048 (5 x 32 x 2 + 12 x 8) = 852 kB per layer, a
     tenth of the 8.4 MB of its KV. A prompt cut by its last w rows (SnapKV) is scored once: its keys are read
-    again, w rows of weights are made, and 6 small kernels vote, pool, choose and gather. An iteration holds
-    only sums, so the prompts that end in it have the mean context of its chunks. FLOPs of the second product
-    are not counted: memory bounds it. The memory for the matrices is not reserved.
+    again, w rows of weights are computed, and 6 small kernels vote, pool, choose and gather. An iteration
+    holds only sums, so its completed prompts are assumed to have the mean context of its chunks. FLOPs of the
+    second product are not counted because it is memory-bound. No memory is reserved for the matrices.
     """
 
     def __init__(
         self, base: IterationModel, site: Site, *, decode_share: float, prompt_rows: int | None
     ) -> None:
-        """Raises ValueError for a pipeline, whose stages would have to be priced one by one."""
+        """Raises ValueError for a pipeline, whose stages would need separate prices."""
         if site.layout.pipeline_parallel_size > 1:
             raise ValueError(
                 f"pipeline_parallel_size={site.layout.pipeline_parallel_size}: a cache that reads attention "

@@ -1,10 +1,10 @@
 """Operators of latent attention (MLA), and of attention to compressed entries, of one layer on one rank.
 
-Attention over a window and compressed entries (DeepSeek-V4): queries and outputs are those of absorbed latent
+In attention over a window and compressed entries (DeepSeek-V4), queries and outputs are as in absorbed latent
 attention: all heads attend to one vector per entry, 2 h 2 d FLOPs per query and entry for h heads and width
-d. So its kernels are priced by the curve of latent attention (`hwmodels.operators.mla`), with entries in
-place of tokens: a context of c tokens has min(c, w) entries in the window, and min(c / r, k) compressed ones.
-Never measured.
+d. Its kernels are therefore priced by the curve of latent attention (`hwmodels.operators.mla`), with entries
+instead of tokens: a context of c tokens has min(c, w) entries in the window, and min(c / r, k) compressed
+ones. Never measured.
 
 Decode and prefill are two phases of one kernel (`both_phases`), which grouped-query attention shares.
 """
@@ -28,17 +28,17 @@ EXPANSION_PEAK_SHARE = 0.7
 """Share of the dense peak reached by the GEMM that expands thousands of cached latent vectors."""
 
 TRTLLM_LAUNCHES = 20
-"""Launches of a layer beyond its operators if prompts and decodes share an iteration of TensorRT-LLM.
-
-It runs such an iteration without CUDA graphs, and attention twice: after the prompts' path that of the
-decodes, with products that absorb queries and outputs, rotary embedding, set-up, attention, and around
-these thirty views and allocations in Python, and calls with eighty arguments. The number was set on
-InferenceMAX's rows of DeepSeek-R1. Workers for prefill alone do not need these launches.
+"""Additional launches per layer if prompts and decodes share an iteration of TensorRT-LLM. It runs such an
+iteration without CUDA graphs, and runs attention twice: after the prompts' path comes the decodes' path, with
+products that absorb queries and outputs, rotary embedding, set-up and attention, surrounded by thirty views
+and allocations in Python, and calls with eighty arguments. The number was fitted to InferenceMAX's rows of
+DeepSeek-R1. Prefill-only workers do not need these launches.
 """
 
 TRTLLM_BLOCK_LAUNCHES = 24
-"""Further ones if weights are in fp8 by block: three for each of eight products, whose inputs functions in
-Python quantise; checkpoints in nvfp4 keep most matrices of MLA in bf16. Set on the same rows."""
+"""Additional launches with block-scaled fp8 weights: three for each of eight products, whose inputs are
+quantised by Python functions; checkpoints in nvfp4 keep most MLA matrices in bf16. Fitted to the same rows.
+"""
 
 
 def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator]:
@@ -46,8 +46,8 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
 
     kv_b_proj has one form for prompt chunks (it expands their keys and values) and one for absorbed decodes
     (it is folded into queries and outputs); both multiply each new token by its matrix once. The cached
-    context of a chunk is expanded again in each iteration; so is the whole context of decodes that are not
-    absorbed.
+    context of a chunk is expanded again in each iteration, as is the complete context of non-absorbed
+    decodes.
     """
     if site.device.systolic is not None:
         raise ValueError(
@@ -95,7 +95,7 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
 
 
 def mixed_launches(site: Site) -> int:
-    """Returns the launches of a layer beyond its operators where prompts and decodes share an iteration."""
+    """Returns a layer's additional launches if prompts and decodes share an iteration."""
     if site.kernels.library != "trtllm":
         return 0
     weights, _ = site.stored(Role.dense)
@@ -107,11 +107,9 @@ def latent_attention(
 ) -> Iterator[Operator]:
     """Yields attention: chunks attend to expanded keys and values, absorbed decodes to the latent vectors.
 
-    A decode that is not absorbed is multi-head attention over expanded keys and values, separate ones per
-    head. The stored latent vectors are then read by the expansion.
-
-    top_k: most tokens that a query attends to. selected: whether an indexer selects them, for each query its
-    own; else they are the last ones.
+    A non-absorbed decode is multi-head attention over expanded keys and values, which are separate per head.
+    The expansion then reads the stored latent vectors. top_k: maximum number of tokens that a query attends
+    to. selected: whether an indexer selects them per query; if not, they are the last ones.
     """
     curve, library = site.calibration.mla, site.kernels.library
     absorbed = site.kernels.absorbed_latent_decode
@@ -163,7 +161,7 @@ def latent_attention(
 
 
 def each_its_own(lines: Lines) -> Lines:
-    """Returns the lines of rows that choose different keys: each reads its own, as if it were a sequence."""
+    """Returns the lines of rows that select different keys: each reads its own, like a sequence."""
     return tuple((fixed_s, 0.0, key_s, 0.0) for fixed_s, key_s, _, _ in lines)
 
 
@@ -172,9 +170,9 @@ def expansion(
 ) -> Iterator[Operator]:
     """Yields the GEMM that expands cached latent vectors to keys and values; elements: weights of kv_b_proj.
 
-    It expands the cached context of prompt chunks and, if decode is not absorbed, every attended context
-    token. A token takes 2 elements FLOPs; its latent vector is read, heads (nope + rope + v) b bytes are
-    written. The time is the larger of compute and memory time, plus the start of a kernel.
+    It expands the cached context of prompt chunks and, for non-absorbed decode, every attended context token.
+    A token takes 2 elements FLOPs; its latent vector is read, heads (nope + rope + v) b bytes are written.
+    The time is the larger of compute and memory time, plus the start of a kernel.
     """
     read_bytes = heads.latent_bytes_per_token
     token_bytes = read_bytes + expanded.kv_bytes_per_token
@@ -200,7 +198,7 @@ def expansion(
         return larger(batch.prefill_context_tokens - batch.prefill_tokens, 0.0)
 
     def cached_seconds(batch: RankBatch) -> Any:
-        # No kernel runs if zero is cached.
+        # No kernel runs if no token is cached.
         return stream.start_s * smaller(cached(batch), 1.0) + token_s * cached(batch)
 
     yield made("latent_expansion", Per.prefill, cached, cached_seconds, zero)
@@ -266,7 +264,7 @@ def indexer(
 STREAM_PASSES = 10
 """Hidden states that hyper-connections of 4 streams read and write around attention or an MLP.
 
-4 read and 1 written before it, 5 read and 4 written after it, less those of the residual sum in the norm.
+4 read and 1 written before it, 5 read and 4 written after it, minus those of the residual sum in the norm.
 """
 
 
@@ -361,7 +359,7 @@ def both_phases(
 ) -> Iterator[Operator]:
     """Yields the decode and the prefill operator; moved: bytes, if they differ from the stored bytes.
 
-    mixed_kernels: further launches where both phases are in one iteration.
+    mixed_kernels: additional launches if both phases are in one iteration.
     """
     for i, phase in enumerate(("decode", "prefill")):
         yield Operator(

@@ -1,6 +1,6 @@
-"""Iterations priced operator by operator: levels `spec` and `calibrated`, which differ in parameters only.
+"""Iterations priced operator by operator: levels `spec` and `calibrated`, which differ only in parameters.
 
-Roofline: Williams, Waterman, Patterson, CACM 2009, with curves for the share that kernels reach of it:
+Roofline: Williams, Waterman, Patterson, CACM 2009, with curves for the share of it that kernels reach:
 
     operator    hwmodels/operators: the larger of compute and memory time at the shares that its shape
                 reaches, and the start of its kernels; collectives by message size and algorithm
@@ -8,8 +8,7 @@ Roofline: Williams, Waterman, Patterson, CACM 2009, with curves for the share th
                 micro-batches: see `Stages`
     iteration   see `HostOverhead`
 
-Every time is computed once, by arithmetic that gives the same bits for a number and for an array
-(`hwmodels.exact`).
+Every time is computed once, with arithmetic that is bit-identical for numbers and arrays (`hwmodels.exact`).
 """
 
 from __future__ import annotations
@@ -36,17 +35,18 @@ from hwmodels.model.weights import Lora, Role
 from hwmodels.operators import Calibration
 
 FEW_ITERATIONS = 16
-"""Largest number of iterations of shared batches priced one by one: an array takes as long as 20 numbers."""
+"""Maximum number of iterations of shared batches priced one by one: an array takes as long as 20 numbers."""
 
 MOST_BATCHES = 50_000
-"""Decode batches kept, by numbers of sequences, draft tokens and sampled rows; a policy with draft lengths of
-its own has many."""
+"""Number of cached decode batches, by numbers of sequences, draft tokens and sampled rows; a policy with
+varying draft lengths has many.
+"""
 
 NO_MICRO_BATCH = MicroBatch(0.0, 0.0, 0.0, 0.0)
 
 
 class Computed(NamedTuple):
-    """The work and the GPU time of one device in an iteration, or in each micro-batch. Numbers or arrays."""
+    """The work and the GPU time of one device in an iteration, or in each micro-batch; numbers or arrays."""
 
     own: RankBatch
     replays: Any
@@ -58,11 +58,11 @@ class Computed(NamedTuple):
     decodes_s: Any
     """The part of gpu_s that depends on the contexts of decodes."""
     adapter_kernels: Any
-    """Launches of adapter kernels, in those of other kernels that take the host as long."""
+    """Launches of adapter kernels, as the equivalent number of other kernels' launches."""
 
 
 class Passing(NamedTuple):
-    """A batch on the critical path, and how often the operators of each part of the model run for it."""
+    """A batch on the critical path, and the number of runs of each model part's operators for it."""
 
     batch: RankBatch
     times: dict[Part, Any]
@@ -72,8 +72,8 @@ class Roofline:
     """An `IterationModel` of one replica: a model on the devices of a layout.
 
     `seconds` is called millions of times in a simulation. Times that depend only on the numbers of tokens and
-    sampled rows are looked up, and so are figures of decodes that depend on numbers of sequences.
-    `breakdown` and `explain` go operator by operator.
+    sampled rows are looked up, as are decode times that depend on numbers of sequences. `breakdown` and
+    `explain` go operator by operator.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Roofline:
         inputs: Inputs | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Builds it; inputs: returns the matrices that all tokens go through before the first layer.
+        """Builds it; inputs: returns the matrices applied to all tokens before the first layer.
 
-        offload: weights that are in host memory; None: none are.
+        offload: weights in host memory; None: none.
         """
         self.layout = layout or ParallelLayout()
         self.layout.check(model, device)
@@ -150,7 +150,7 @@ class Roofline:
         self._prompt_bounds: dict[tuple[Any, bool], tuple[float, float]] = {}
         self._leaps: dict[int, Prices] = {}
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
-        """None if an iteration is one batch that passes all stages once."""
+        """None if an iteration is a single batch that passes all stages once."""
         if self.stages is not None:
             self._one_batch = replace(self.layout, num_micro_batches=1)
             self._stage_kernels = [
@@ -192,7 +192,7 @@ class Roofline:
         return self.seconds(IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, rows, None, drafts))
 
     def equal_passes(self, num_seqs: int, tokens: int, rows: int, most_pairs: float) -> ByContext | None:
-        """Returns the prices of passes by context, each key of which is seen by most_pairs rows at most.
+        """Returns the prices of passes by context, where at most most_pairs rows attend to each key.
 
         None: they depend on more than contexts, or devices share the batch.
         """
@@ -209,7 +209,7 @@ class Roofline:
         return ends_of(prices, start_s, range(num_context_tokens, last, num_seqs))
 
     def round(self, shape: IterationShape) -> tuple[MicroBatch, InFlight, MicroBatch]:
-        """Returns the fullest micro-batch, their counts, and a decode-only one; times in GPU seconds.
+        """Returns the largest micro-batch, the counts, and a decode-only micro-batch; times in GPU seconds.
 
         For arrays, of each iteration. Without micro-batches, the whole batch is the only one.
         """
@@ -247,7 +247,7 @@ class Roofline:
         )
 
     def _computed(self, shape: IterationShape, layout: ParallelLayout) -> Computed:
-        """Returns what a device of a layout computes; the shape has the adapters that every batch has."""
+        """Returns the work of a device of a layout; the shape includes the adapters of every batch."""
         own, replays, tokens = self._padded(shape, layout)
         rows, decodes_s = whole(own.rows), self._decodes.seconds(own)
         gpu_s = self._counted.of(tokens, whole(own.all_tokens), rows) + decodes_s
@@ -259,7 +259,7 @@ class Roofline:
         return Computed(own, replays, tokens, rows, gpu_s, decodes_s, adapter_kernels)
 
     def _prompt_seconds(self, shape: Any, draft_tokens: int, draft_pairs: Any) -> float:
-        """Computes `seconds` of chunks and decodes that one device holds; no graph replays, none is padded.
+        """Computes `seconds` of chunks and decodes on one device, without CUDA graphs or padding.
 
         It takes half the time of `_computed`. A device's share of a whole batch is the batch.
         """
@@ -292,7 +292,7 @@ class Roofline:
     def _micro_batches(
         self, shape: IterationShape, work: Computed
     ) -> tuple[MicroBatch, InFlight, MicroBatch]:
-        """Returns the fullest micro-batch, the counts, and a micro-batch without a piece of a chunk."""
+        """Returns the largest micro-batch, the counts, and a micro-batch without a piece of a chunk."""
         batch, in_flight = self._micro_batch(work), self.layout.in_flight(shape)
         if not isinstance(in_flight.light, ndarray) and not in_flight.light:
             return batch, in_flight, NO_MICRO_BATCH
@@ -302,7 +302,7 @@ class Roofline:
         return batch, in_flight, MicroBatch(gpu_s, *self._counted.ends(tokens, tokens))
 
     def _decode_batch(self, num_seqs: int, tokens: int, rows: int) -> DecodeBatch:
-        """Returns the prices of decodes that one device holds, with so many draft tokens and sampled rows."""
+        """Returns the prices of decodes on one device, with this many draft tokens and sampled rows."""
         key = num_seqs, tokens, rows
         if known := self._decode_batches.get(key):
             return known
@@ -316,7 +316,7 @@ class Roofline:
         return batch
 
     def _decodes_by_context(self, num_seqs: int) -> Prices:
-        """Returns the prices of decode-only iterations of so many sequences."""
+        """Returns the prices of decode-only iterations of this many sequences."""
         prices: Prices | None = self.equal_passes(num_seqs, 0, num_seqs, 1)
         if prices is None:
             prices = OneByOne(
@@ -329,7 +329,8 @@ class Roofline:
     def operator_seconds(self, shape: IterationShape) -> list[tuple[Operator, Num]]:
         """Returns GPU seconds of every operator over all its calls; they sum to the iteration's GPU seconds.
 
-        In a pipeline: one micro-batch on all stages, or all on the slowest stage, whichever takes longer.
+        In a pipeline: one micro-batch on all stages, or all micro-batches on the slowest stage, whichever
+        takes longer.
         """
         shape = self._adapters.of(shape)
         parts = self._critical_path(shape)
@@ -391,16 +392,16 @@ class Roofline:
         return whole_total(self._whole_operators_of(shape), "flops", shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of the matrices that tokens are multiplied with, and of KV and states."""
+        """Returns the bytes of the matrices applied to tokens, and of KV and states."""
         shape = self._adapters.of(shape)
         return whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
 
     def _operators_of(self, shape: IterationShape) -> list[Operator]:
-        """Returns the operators of an iteration on one device, those of its adapters included."""
+        """Returns the operators of an iteration on one device, including its adapters."""
         return self.operators if shape.adapters is None else [*self.operators, *self._adapters.operators]
 
     def _whole_operators_of(self, shape: IterationShape) -> list[Operator]:
-        """Returns the operators of an iteration of the undivided model, those of its adapters included."""
+        """Returns the operators of an iteration of the undivided model, including its adapters."""
         if shape.adapters is None:
             return self._whole_model
         return [*self._whole_model, *self._whole_adapters.operators]
@@ -426,7 +427,7 @@ class Roofline:
             }
             times.append({part: by_part[part].reshape(sizes)[()] for part in Part})
         decoding = self.layout.without_chunks(shape, batch)
-        # A micro-batch that does not exist runs zero times, but experts have no time for no token.
+        # A missing micro-batch runs zero times, but expert times are undefined for 0 tokens.
         decoding = decoding._replace(all_tokens=larger(decoding.all_tokens, 1))
         return [Passing(batch, times[0]), Passing(decoding, times[1])]
 

@@ -1,6 +1,6 @@
-"""The site of operators, and the operators that all layers are made of: GEMMs, streams, messages, adapters.
+"""The site of operators, and the operators common to all layers: GEMMs, streams, messages, adapters.
 
-A site is a rank of a model on a device, with the figures that prices depend on.
+A site is a rank of a model on a device, with the parameters that prices depend on.
 """
 
 from __future__ import annotations
@@ -35,41 +35,43 @@ from hwmodels.operators.moe_routing import Routing
 from hwmodels.operators.systolic import systolic_gemm_seconds
 
 SUMS = ("all_reduce", "reduce_scatter")
-"""Collectives that need the results of all ranks, and wait for the last one: `Calibration.peer_wait_s`."""
+"""Collectives that need the results of all ranks and wait for the last one: `Calibration.peer_wait_s`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels(Checked):
-    """The kernels that the engine runs, as far as times depend on them."""
+    """The engine's kernels, as far as times depend on them."""
 
     library: Annotated[str, OneOf(("vllm", "trtllm"))] = "vllm"
     """Library of attention and MoE kernels: vllm (SGLang's are much the same) or trtllm."""
     attention_kernels: Annotated[str | None, OneOf(ATTENTION_CHOICES)] = None
-    """Kernels of attention in place of the library's: standard, flash_attention_1, 2 or 3, flash_decoding.
+    """Attention kernels used instead of the library's: standard, flash_attention_1, 2 or 3, flash_decoding.
 
-    Latent attention always has the library's.
+    Latent attention always uses the library's.
     """
     moe_backend: Annotated[str, OneOf(("auto", "marlin", "sglang", "deepgemm"))] = "auto"
-    """Kernels of the routed experts: auto, the library's; marlin for weights of 4 and 8 bits; sglang; or
-    deepgemm for weights in fp8 by block on Blackwell.
+    """Kernels of the routed experts: auto, the library's; marlin for 4- and 8-bit weights; sglang; or
+    deepgemm for block-scaled fp8 weights on Blackwell.
 
     sglang: SGLang's own choice, more often Triton: see `operators.moe_kernels.kernel_family`.
     """
     gemm_library: Annotated[str, OneOf(("vllm", "trtllm"))] = "vllm"
     """Library of GEMM kernels: vllm or trtllm."""
     fused_quantisation: bool = False
-    """Whether the operator before a GEMM also quantises to one scale (fp8, int8); else a kernel does."""
+    """Whether the operator before a GEMM also quantises to one scale (fp8, int8); if not, a separate kernel
+    does.
+    """
     absorbed_latent_decode: bool = True
-    """Whether decode attends to the cached latent vectors; false: keys and values are expanded first."""
+    """Whether decode attends to the cached latent vectors; False: keys and values are first expanded."""
     lora: LoraKernels = LoraKernels()
     """Kernels of LoRA adapters."""
     routing: Routing = Routing(kind="zipf", exponent=0.8)
-    """Distribution of tokens over experts. The default is skewed, as measured also with random prompts."""
+    """Distribution of tokens over experts. The default is skewed, as measured even with random prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One rank of a model on a device; its methods build the operators that all kinds of layers share."""
+    """One rank of a model on a device; its methods build the operators common to all kinds of layers."""
 
     model: ModelSpec
     device: Device
@@ -77,7 +79,7 @@ class Site:
     calibration: Calibration
     kernels: Kernels
     formats: Mapping[str, str] = field(default_factory=dict)
-    """Storage formats of the layer's matrices, by name, that are not those of their role."""
+    """Storage formats of the layer's matrices, by name, if they differ from those of their role."""
 
     def of(self, block: Block) -> Site:
         """Returns the site of one kind of layers, with the storage formats of their matrices."""
@@ -165,7 +167,7 @@ class Site:
     def stored(self, role: Role, own: str | None = None) -> tuple[WeightFormat, Device]:
         """Returns the storage format of matrices of that role, and the device with their peaks.
 
-        own: the format of a matrix that has another one than its role.
+        own: the format of a matrix, if it differs from its role's.
 
         2:4 sparse matrices store half of the values plus two bits of position each, and run at twice the peak
         on chips that have sparse tensor cores.
@@ -193,7 +195,7 @@ class Site:
     ) -> Operator:
         """Returns a collective among num_ranks devices; message_bytes as `operators.collectives` counts them.
 
-        nodes: number of nodes that the devices span; None: the fewest that hold them.
+        nodes: number of nodes that the devices span; None: the minimum.
         """
         nodes = nodes or self.layout.nodes_spanned(num_ranks, self.device)
         device, curve, library = self.device, self.calibration.collectives, self.kernels.library
@@ -233,13 +235,14 @@ class Site:
 
 
 SPLIT_BY_ROWS = ("o_proj", "out_proj", "down_proj")
-"""Ends of the names of matrices that tensor parallel ranks split over their inputs."""
+"""Suffixes of the names of matrices that tensor parallel ranks split over their inputs."""
 
 
 def adapter_operators(site: Site) -> Iterator[Operator]:
-    """Yields one operator per shape of dense matrices; they take 0 s if no token goes through an adapter.
+    """Yields one operator per shape of dense matrices; they take 0 s if no token has an adapter.
 
-    With kernels that also run without adapters (`cudagraph_specialize_lora` false), the time of those.
+    If kernels also run without adapters (`cudagraph_specialize_lora` false), they take the time of empty
+    kernels.
     """
     calls: Counter[tuple[Projection, bool]] = Counter()
     for matrix in site.model.layer_matrices(site.ranks):
@@ -254,20 +257,19 @@ def adapter_operators(site: Site) -> Iterator[Operator]:
 class AddedByAdapters:
     """The adapter operators of a site, built when the first batch with an adapter is priced.
 
-    launch_s: CPU seconds to launch one of the other kernels.
-    lora: adapters that are the same in every batch; None: requests name theirs, or there are none.
+    launch_s: CPU seconds to launch one of the other kernels. lora: adapters that are the same in every batch;
+    None: requests name them, or there are none.
 
-    Chen et al., "Punica", MLSys 2024 (SGMV); Sheng et al., "S-LoRA", MLSys 2024. T tokens go through an
-    adapter, each with its rank r; R is the sum of the ranks of the different adapters, each of which is read
-    once. For a matrix w[k, n] that fuses p projections (q, k, v: 3; gate, up: 2), each with an adapter of its
-    own:
+    Chen et al., "Punica", MLSys 2024 (SGMV); Sheng et al., "S-LoRA", MLSys 2024. T tokens have an adapter,
+    each with its rank r; R is the sum of the ranks of the different adapters, each of which is read once. For
+    a matrix w[k, n] that fuses p projections (q, k, v: 3; gate, up: 2), each with its own adapter:
 
         FLOPs   2 (p k + n) sum of r over tokens
         bytes   b ((p k + n) R + (k + 2 n) T + 2 p sum of r over tokens)
 
     The time is that of the engine's kernels: see `hwmodels.operators.lora_kernels`. Each tensor parallel rank
     has its share of k or n; with `fully_sharded_loras` also of the ranks of the first product or the outputs
-    of the second, and the ranks exchange the r wide result between them.
+    of the second, and the ranks exchange the result of width r between the products.
     """
 
     def __init__(self, site: Site, launch_s: float = 0.0, lora: Lora | None = None) -> None:
@@ -277,7 +279,7 @@ class AddedByAdapters:
         kernels = site.kernels.lora
         self.captured = kernels.is_captured
         self.in_every_batch = lora is not None or _runs_idle(site)
-        """Whether batches that name no adapter run adapter kernels, too."""
+        """Whether batches without adapters also run adapter kernels."""
 
     @cached_property
     def operators(self) -> list[Operator]:
@@ -285,7 +287,7 @@ class AddedByAdapters:
 
     @cached_property
     def _launches(self) -> float:
-        """Launches of an iteration, in launches of other kernels that take the host as long."""
+        """Launches of an iteration, as the equivalent number of other kernels' launches."""
         if self._launch_s == 0:
             return 0.0
         kernels = self._site.kernels.lora
@@ -296,7 +298,7 @@ class AddedByAdapters:
         )
 
     def of(self, shape: IterationShape) -> IterationShape:
-        """Returns the shape with the adapters that every batch has, if there are such."""
+        """Returns the shape with the adapters common to every batch, if any."""
         if not self.in_every_batch or shape.adapters is not None:
             return shape
         lora = self._lora
@@ -309,7 +311,7 @@ class AddedByAdapters:
         return shape._replace(adapters=AdapterBatch(active, tokens, lora.rank * tokens, lora.rank * active))
 
     def seconds(self, batch: RankBatch) -> tuple[Any, Any]:
-        """Returns GPU seconds, and launches in those of other kernels that take the host as long."""
+        """Returns GPU seconds, and launches as the equivalent number of other kernels' launches."""
         gpu_s = total_seconds(self.operators, batch)
         if _runs_idle(self._site):
             return gpu_s, self._launches
@@ -377,7 +379,7 @@ def _operator(site: Site, projection: Projection, calls: float) -> Operator:
 
 
 def _exchange(site: Site, projection: Projection, by_rows: bool, calls: float) -> Operator:
-    """Returns the collective of the r wide results of shrink, in fp32, if ranks divide both products."""
+    """Returns the collective of shrink's results (width r, fp32), if ranks divide both products."""
     parts = len(projection.slices)
     collective = "all_reduce" if by_rows else "all_gather"
     message = site.message(

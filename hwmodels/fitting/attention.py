@@ -4,8 +4,8 @@ Columns of both tables: framework (vllm, trtllm), kernel, kv_dtype (bfloat16, fp
 num_kv_heads, head_dim, window_size (0 or missing: full attention), latency_us. Decode: kv_len, cached tokens
 per sequence. Prefill: attn_dtype, and seq_len, new tokens per sequence, with nothing cached before.
 
-Rows were timed by repeating one call, so data that the L2 cache holds is still there from the previous call.
-In an engine other layers run in between. Predictions of rows account for this; the operator does not.
+Rows were timed by repeating one call, so data in the L2 cache is still there from the previous call. In an
+engine other layers run in between. Predictions of rows account for this; the operator does not.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ CAPABILITY_OF_KERNEL = {
     "vllm_flashinfer_trtllmdecode": "sm100",
     "vllm_flash_attn_fa2": "sm120",
 }
-"""Compute capability by the decode kernel that vLLM chooses there in bf16."""
+"""Compute capability by vLLM's choice of bf16 decode kernel."""
 
 FALL_BACKS = ("vllm_triton_attn", "vllm_flash_attn_fa4", "torch_flow_flashinfer")
-"""Kernels for head dimensions that the usual ones do not support: predicted like those, not fitted."""
+"""Kernels for head dimensions that the usual kernels do not support: predicted like the usual ones, not
+fitted.
+"""
 
 L2_BYTES_PER_SM_S = 19e9
-"""L2 bandwidth per SM: on RTX PRO 6000 2.2 times its share of memory bandwidth, elsewhere less."""
+"""L2 bandwidth per SM: on RTX PRO 6000 2.2 times its share of memory bandwidth, on others less."""
 
 DECODE_RANGES = {
     "decode_start_s": (1e-6, 50e-6),
@@ -52,13 +54,13 @@ DECODE_RANGES = {
     "kv_bandwidth_share": (0.2, 1.0),
 }
 PREFILL_RANGES = {"prefill_start_s": (1e-6, 50e-6), "flops_share": (0.1, 1.0), "tile_s": (0.2e-6, 50e-6)}
-"""Fitted figures of `AttentionCurve`, with their bounds."""
+"""Fitted parameters of `AttentionCurve`, with their bounds."""
 
 
 def fit_attention(
     decode: Rows, prefill: Rows, device: Device, *, compute_capability: str | None = None, seed: int = 0
 ) -> Fitted[AttentionCurve]:
-    """Returns the curve of the device that all rows were measured on, for all libraries together.
+    """Returns the curve of the device on which all rows were measured, jointly for all libraries.
 
     compute_capability None: derived from vLLM's decode kernels. Raises ValueError if there are none.
     """
@@ -78,7 +80,7 @@ def fit_attention(
 def capability_of(kernels: Any) -> str:
     """Returns the compute capability of the chip on which vLLM chose these kernels.
 
-    Raises ValueError if the kernels point to no chip, or to several.
+    Raises ValueError if the kernels match no chip, or several.
     """
     found = {
         CAPABILITY_OF_KERNEL[name] for name in set(np.asarray(kernels).tolist()) & set(CAPABILITY_OF_KERNEL)
@@ -167,7 +169,7 @@ def decode_context(rows: Rows) -> Floats:
 
 
 def memory_tokens(context_tokens: Floats, heads: HeadLayout, device: Device) -> Floats:
-    """Returns the tokens that take as long from memory as these take if the L2 cache may still hold them.
+    """Returns the token count that takes as long from memory as these tokens with possible L2 hits.
 
     Contexts up to 0.7 of the cache size stay in it; from 1.5 on each repeat has evicted the next one's data.
     """
@@ -180,10 +182,10 @@ def memory_tokens(context_tokens: Floats, heads: HeadLayout, device: Device) -> 
 def layouts(
     rows: Rows, packs_windows: Callable[[str], bool]
 ) -> list[tuple[HeadLayout, str, str, NDArray[np.intp]]]:
-    """Returns head layout, framework, dtype of the arithmetic, and indices of the rows that share them.
+    """Returns head layout, framework, compute dtype, and indices of the rows that share them.
 
-    A window longer than the context counts as none, except if it changes the choice of kernels (packs_windows
-    False).
+    A window longer than the context counts as no window, unless it changes the choice of kernels
+    (packs_windows False).
     """
     frameworks = np.asarray(rows["framework"]).tolist()
     lengths = np.asarray(rows["kv_len"] if "kv_len" in rows else rows["seq_len"])
@@ -218,7 +220,7 @@ def layouts(
 
 
 def windows(rows: Rows) -> Floats:
-    """Returns the most tokens that a query attends to; infinite if window_size is 0 or missing."""
+    """Returns the maximum number of tokens a query attends to; infinite if window_size is 0 or missing."""
     sizes = np.asarray(rows["window_size"]).tolist()
     return np.array(
         [size if isinstance(size, int | float) and size > 0 else np.inf for size in sizes], dtype=np.float64

@@ -22,7 +22,7 @@ from hwmodels.operators.collectives import CollectiveCurve, collective_seconds
 Rows = Mapping[str, Any]
 
 GROUP_BY = ("gpu", "implementation", "collective", "num_gpus")
-"""Validation keeps back whole message-size sweeps; sizes between fitted ones would show nothing."""
+"""Validation holds out complete message-size sweeps; sizes between fitted ones would show nothing."""
 
 RANGES = {
     "start_s": (1e-6, 50e-6),
@@ -30,7 +30,7 @@ RANGES = {
     "bandwidth_share": (0.1, 1.0),
     "direct_start_s": (1e-6, 50e-6),
 }
-"""Fitted figures of `CollectiveCurve`, with their bounds."""
+"""Fitted parameters of `CollectiveCurve`, with their bounds."""
 
 
 def fitted_rows(rows: Rows) -> NDArray[np.bool_]:
@@ -47,7 +47,7 @@ def fitted_rows(rows: Rows) -> NDArray[np.bool_]:
 
 
 def release(version: str) -> str:
-    """Returns a version as text that sorts by number: 2.9 before 2.27."""
+    """Returns a version as text that sorts numerically: 2.9 before 2.27."""
     return ".".join(f"{int(part):06d}" for part in re.findall(r"\d+", version))
 
 
@@ -80,7 +80,7 @@ def seconds_of(collective: str, framework: str, implementation: str) -> Callable
 
 
 def fit_collectives(rows: Rows, device: Device, *, seed: int = 0) -> Fitted[CollectiveCurve]:
-    """Returns the curve fitted to those rows of one device that `fitted_rows` selects."""
+    """Returns the curve fitted to the rows of one device selected by `fitted_rows`."""
     chosen = fitted_rows(rows)
     columns = {name: np.asarray(values)[chosen] for name, values in rows.items()}
     return fit_curve(

@@ -20,7 +20,7 @@ from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 Rows = Mapping[str, Any]
 
 GROUP_BY = ("n", "k")
-"""Validation keeps back whole matrices; other m of a fitted matrix would show little."""
+"""Validation holds out complete matrices; other values of m of a fitted matrix would show little."""
 
 FORMATS = {"bfloat16": "bf16", "sq": "int8"}
 """Weight format by dtype of the rows, where names differ."""
@@ -30,10 +30,9 @@ HOST_BOUND_KERNELS = (
     "DeepGemmFp8BlockScaledMMKernel",
     "FlashInferFp8BlockScaledMMKernel",
 )
-"""Kernels measured outside a CUDA graph: their calls take 60 us to 230 us of the host for any shape.
-
-Rows show the longer of host and GPU time. Engines replay graphs, so such rows say nothing about them, and
-`modelled_rows` leaves them out. TensorRT-LLM's rows time the same kind of kernels on the GPU.
+"""Kernels measured outside a CUDA graph: their calls take 60 us to 230 us of host time for any shape. Rows
+show the longer of host and GPU time. Engines replay graphs, so such rows are irrelevant for them, and
+`modelled_rows` excludes them. TensorRT-LLM's rows time the same kind of kernels on the GPU.
 """
 
 CAPABILITY_OF_KERNEL = {
@@ -41,7 +40,7 @@ CAPABILITY_OF_KERNEL = {
     "FlashInferCuteDslNvFp4LinearKernel": "sm100",
     "FlashInferCutlassNvFp4LinearKernel": "sm120",
 }
-"""Compute capability by vLLM kernels that run on one kind of chip only."""
+"""Compute capability by vLLM kernels that run on only one kind of chip."""
 
 STAGES: tuple[tuple[tuple[str, ...], dict[str, tuple[float, float]]], ...] = (
     (
@@ -58,7 +57,7 @@ STAGES: tuple[tuple[tuple[str, ...], dict[str, tuple[float, float]]], ...] = (
     (("fp8", "fp8_block", "sq"), {"flops_share_8bit": (0.2, 1.0)}),
     (("nvfp4",), {"flops_share_4bit": (0.2, 1.0)}),
 )
-"""Dtypes of rows, and the figures that are fitted to these rows, with their bounds."""
+"""Dtypes of rows, and the parameters fitted to these rows, with their bounds."""
 
 
 def modelled_rows(rows: Rows) -> NDArray[np.bool_]:
@@ -94,7 +93,7 @@ def fit_gemm(
 ) -> Fitted[GemmCurve]:
     """Returns the curve fitted to the rows of one device, stage by stage (`STAGES`).
 
-    A figure without rows keeps its default. compute_capability None: derived from the rows.
+    A parameter without rows keeps its default. compute_capability None: derived from the rows.
     """
     fitted = Fitted(
         GemmCurve(compute_capability=compute_capability or capability_of(rows["kernel"])), 0.0, {}
@@ -111,9 +110,9 @@ def fit_gemm(
 
 
 def capability_of(kernels: Any) -> str:
-    """Returns the compute capability of the rows' chip: sm80 if no kernel is of a later one.
+    """Returns the compute capability of the rows' chip: sm80 if no kernel belongs to a later one.
 
-    Raises ValueError if the kernels point to several.
+    Raises ValueError if the kernels match several.
     """
     found = {CAPABILITY_OF_KERNEL[name] for name in set(map(str, kernels)) & CAPABILITY_OF_KERNEL.keys()}
     if len(found) > 1:

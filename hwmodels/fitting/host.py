@@ -1,13 +1,10 @@
 """Fit of the host times of engine profiles, and of two shares of a device, to measurements of whole engines.
 
-A whole engine is simulated, so its figures are known at a few values of each constant only. Near the values
-at which it was simulated, a figure is
-
-    figure = base + sum over constants of slope * (constant - at)
-
-with one slope above and one below `at`: a host time that the GPU hides has no effect until it exceeds the
-GPU's. Times add up, so this is nearly exact for them: 300 us more per iteration of 10 ms and 1,000 output
-tokens lengthen E2E by 0.3 s.
+A whole engine is simulated, so its metrics are known only at a few values of each constant. Near the
+simulated values, a metric is figure = base + sum over constants of slope * (constant - at) with one slope
+above and one below `at`: a host time that the GPU hides has no effect until it exceeds the GPU's. Times add
+up, so this is nearly exact for times: 300 us more per iteration of 10 ms and 1,000 output tokens lengthen E2E
+by 0.3 s.
 """
 
 from __future__ import annotations
@@ -22,19 +19,19 @@ from scipy.optimize import least_squares
 from hwmodels.fitting.robust import NUM_STARTS, Floats, spread_points
 
 LEAST_SHARE = 0.05
-"""Least share of its base that a predicted figure may have; lines extrapolate below 0 otherwise."""
+"""Minimum of a predicted metric as a share of its base; otherwise lines extrapolate below 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """One constant of the fit, its bounds, and its value where no row says anything about it."""
+    """One constant of the fit, its bounds, and its value if no row determines it."""
 
     name: str
     neutral: float
     lower: float
     upper: float
     scale: float
-    """Standard deviation of the constant over engines or devices: how far from `neutral` it is expected."""
+    """Standard deviation of the constant over engines or devices: its expected distance from `neutral`."""
 
     def __post_init__(self) -> None:
         if not self.lower <= self.neutral <= self.upper or not self.scale > 0:
@@ -46,10 +43,10 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """Simulated figures as functions of the constants, one row per figure."""
+    """Simulated metrics as functions of the constants, one row per metric."""
 
     at: Floats
-    """Value of each constant in the run that gave the base, by row and constant."""
+    """Value of each constant in the base run, by row and constant."""
     base: Floats
     above: Floats
     """Slope towards larger values, by row and constant; 0 where the constant has no effect on the row."""
@@ -57,13 +54,13 @@ class Response:
     """Slope towards smaller values."""
 
     def predict(self, values: Floats) -> Floats:
-        """Returns the figure of each row with these values of the constants."""
+        """Returns the metric of each row for these values of the constants."""
         change = values - self.at
         moved = self.base + (change * self._slopes(change)).sum(axis=1)
         return np.asarray(np.maximum(moved, LEAST_SHARE * self.base))
 
     def gradient(self, values: Floats) -> Floats:
-        """Returns the slope of each row's figure at these values, by constant."""
+        """Returns the slope of each row's metric at these values, by constant."""
         change = values - self.at
         moved = self.base + (change * self._slopes(change)).sum(axis=1)
         is_free = moved > LEAST_SHARE * self.base
@@ -86,9 +83,9 @@ def fit_constants(
 
         sum of weight * soft(log(predicted / measured))^2 + sum of ((constant - neutral) / scale)^2
 
-    weights: of each row, 1 / (the variance of its logarithm), divided by the number of rows that err alike.
-    The search starts at the neutral values and at points within three standard deviations of them. A constant
-    without an effect on any row gets its neutral value. Raises ValueError if there are no rows.
+    weights: of each row, 1 / (the variance of its logarithm), divided by the number of rows with correlated
+    errors. The search starts at the neutral values and at points within three standard deviations of them. A
+    constant without an effect on any row gets its neutral value. Raises ValueError if there are no rows.
     """
     if not len(measured):
         raise ValueError("no rows to fit the constants to")
@@ -126,7 +123,7 @@ def fit_constants(
 
 
 SOFT = 0.1
-"""Errors beyond some 10 % count linearly."""
+"""Scale of the logarithm above which errors (about 10 %) count linearly."""
 
 
 def _soft(residual: Floats) -> Floats:

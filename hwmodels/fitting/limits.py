@@ -1,10 +1,10 @@
-"""Lower bounds of the time of each measured row, from the figures of the data sheet.
+"""Lower bounds of the time of each measured row, from the data sheet.
 
     t >= max(FLOPs / peak, (bytes - L2) / memory bandwidth, bytes on the link / link bandwidth)
 
 Data that fits the L2 cache may never come from memory, because benchmarks repeat one call. Rows below the
-bound are wrong, most often in their unit, and are not used otherwise. Bounds leave out all that depends on
-the kernel, so that no kernel can beat them: of a module with projections they count only the attention, of
+bound are wrong, most often in their unit, and are not used. Bounds exclude everything that depends on the
+kernel, so no kernel can beat them: for a module with projections they count only the attention, and for
 expert parallelism a rank's even share. Columns are those of the fits of the same operators.
 """
 
@@ -25,18 +25,18 @@ from hwmodels.operators.mla import MlaHeads
 Rows = Mapping[str, Any]
 
 TOO_SLOW = 100.0
-"""Factor on the lower bounds of large rows: a table that exceeds it is taken to have a wrong unit.
+"""Factor on the lower bounds of large rows: a table that exceeds it is assumed to have a wrong unit.
 
 Of the known tables (aiconfigurator's on five devices, LLMServingSim's, Vidur's) the worst, experts on an
 H100, takes 14 times as long; milliseconds or nanoseconds are off by 1,000.
 """
 
 LARGE_S = 10e-6
-"""Lower bound in seconds from which on a row is large: launches no longer dominate its time."""
+"""Lower bound in seconds above which a row is large: launches no longer dominate its time."""
 
 
 def slowness(seconds: Floats, least_s: Floats) -> float:
-    """Returns the median of measured time over lower bound of the large rows; 1 if no row is large."""
+    """Returns the median ratio of measured time to lower bound over the large rows; 1 if no row is large."""
     large = least_s >= LARGE_S
     return float(np.median(seconds[large] / least_s[large])) if large.any() else 1.0
 
@@ -60,7 +60,7 @@ def least_decode_seconds(rows: Rows, device: Device) -> Floats:
 
 
 def least_prefill_seconds(rows: Rows, device: Device) -> Floats:
-    """Returns the bound of prefill: 4 head_dim FLOPs per head and attended pair of a query and a key."""
+    """Returns the bound of prefill: 4 head_dim FLOPs per head and attended query-key pair."""
     length = numbers(rows, "seq_len")
     seen = np.minimum(windows(rows), length)
     pairs = numbers(rows, "batch_size") * (seen * (seen + 1) / 2 + (length - seen) * seen)
@@ -113,7 +113,7 @@ def from_memory(num_bytes: Floats, device: Device) -> Floats:
 
 
 def attention_dtypes(rows: Rows, name: str, device: Device) -> list[str]:
-    """Returns the dtype of each row's arithmetic; fp8 if keys and values are, as kernels may use it."""
+    """Returns the compute dtype of each row; fp8 if keys and values are fp8, because kernels may use it."""
     fp8 = "fp8" if "fp8" in device.peak_flops_per_s else device.compute_dtype("bf16")
     either = zip(texts(rows, name), texts(rows, "kv_dtype"), strict=True)
     return [fp8 if "fp8" in pair else device.compute_dtype("bf16") for pair in either]

@@ -3,7 +3,7 @@
 Columns: framework (vllm, trtllm), version, scope, phase (decode, prefill), mla_dtype, kv_dtype, gemm_type,
 num_heads, batch_size, seq_len (new tokens per sequence), kv_len (cached and new tokens), latency_us.
 
-scope `kernel`: the attention alone. scope `module`: all that DeepSeek-V3 does between two residual additions:
+scope `kernel`: only the attention. scope `module`: everything in DeepSeek-V3 between two residual additions:
 
     both      qkv_a_proj (7168 to 1536 + 512 + 64), norms of queries and latents, q_b_proj (1536 to h 192),
               rotary embedding, cache write
@@ -44,7 +44,7 @@ DTYPES = {"bfloat16": "bf16"}
 """Dtype by name in the rows, where names differ."""
 
 RANGES = {"start_s": (2e-6, 50e-6), "bandwidth_share": (0.1, 1.0), "flops_share": (0.1, 1.0)}
-"""Fitted figures of `MlaCurve`, with their bounds."""
+"""Fitted parameters of `MlaCurve`, with their bounds."""
 
 HOST_S = {"decode": 330e-6, "prefill": 270e-6}
 """Host time of vLLM 0.14 (A100), which was timed outside CUDA graphs: no row is faster than its launches."""
@@ -75,10 +75,9 @@ VLLM_ELEMENTWISE = {
 """Elementwise kernels of vLLM's modules by compute capability."""
 
 COMPILED_MODULES = ("B200 SXM",)
-"""Devices on which vLLM's modules were timed as the compiler fuses them, as short as TensorRT-LLM's.
-
-That is a property of this one benchmark, not of the chip: B300 and GB200 are expected to have chains. Small
-modules of H100, H200 and RTX PRO 6000 take twice as long as TensorRT-LLM's on the same chip.
+"""Devices on which vLLM's modules were timed with the compiler's fusion, as short as TensorRT-LLM's. This is
+a property of this one benchmark, not of the chip: B300 and GB200 are expected to have chains. Small modules
+of H100, H200 and RTX PRO 6000 take twice as long as TensorRT-LLM's on the same chip.
 """
 
 
@@ -95,7 +94,10 @@ class Attention(NamedTuple):
     num_heads: int
 
     def kernels(self, compute_capability: str) -> str:
-        """Returns the library as in `operators.mla.FAMILIES`; old versions have other portable kernels."""
+        """Returns the library name in `operators.mla.FAMILIES`.
+
+        Old versions have different portable kernels.
+        """
         old = "vllm_0.14" if self.outside_graphs else self.framework
         return old if old in FAMILIES[compute_capability] else self.framework
 
@@ -148,7 +150,8 @@ def prices(
 ) -> Callable[[MlaCurve], Floats]:
     """Returns the seconds of each row as a function of a curve of that compute capability.
 
-    A module's other kernels are added to the attention. No row outside CUDA graphs takes less than the host.
+    A module's other kernels are added to the attention. No row outside CUDA graphs takes less than the host
+    time.
     """
     num_seqs, new_tokens, kv_len = lengths(rows)
     rest_s, least_s = np.zeros_like(num_seqs), np.zeros_like(num_seqs)
@@ -238,7 +241,7 @@ def projections(
 def elementwise_seconds(
     group: Attention, num_tokens: Floats, device: Device, stream: StreamCurve, compute_capability: str
 ) -> Floats:
-    """Prices the norms, rotations and cache writes beside the GEMMs, in seconds."""
+    """Prices the norms, rotations and cache writes next to the GEMMs, in seconds."""
     chained = group.framework == "vllm" and device.name not in COMPILED_MODULES
     work = VLLM_ELEMENTWISE[compute_capability] if chained else FUSED
     heads = group.heads

@@ -22,7 +22,7 @@ from hwmodels.operators.moe import MoeCurve, MoeWork, kernel_family, moe_work, w
 from hwmodels.operators.moe_routing import ExpertLayer, Routing
 
 GROUP_BY = ("hidden_size", "inter_size", "topk", "num_experts")
-"""Columns that identify an expert layout: its rows are fitted or kept back together."""
+"""Columns that identify an expert layout: its rows are fitted or held out together."""
 
 PLAIN_UP = {(2688, 1856), (1024, 2688), (2048, 5120)}
 """(hidden_size, inter_size) of experts without a gate, squared ReLU: Nemotron 3. No column records it."""
@@ -69,15 +69,15 @@ RANGES = {
     "saturating_tiles_per_sm": (0.01, 1.0),
     "tile_fill_rows": (0.5, 150.0),
 }
-"""Fitted figures of `MoeCurve`, with their bounds."""
+"""Fitted parameters of `MoeCurve`, with their bounds."""
 
 
 def fitted_rows(rows: Mapping[str, Any], device: Device, compute_capability: str) -> NDArray[np.bool_]:
-    """Returns a mask of rows that show what an engine gets: its own choice of kernel, and sound routing.
+    """Returns a mask of rows that represent engines: the engine's own choice of kernel, and valid routing.
 
-    It leaves out kernels that a model forces by an unusual router or activation, and expert-parallel rows of
-    vLLM before 0.20. Their collector gave the surplus of hot experts to their neighbours, so that with few
-    tokens one rank held every expert of a token.
+    It excludes kernels forced by a model's unusual router or activation, and expert-parallel rows of vLLM
+    before 0.20. Their collector gave the surplus of hot experts to their neighbours, so that with few tokens
+    one rank held every expert of a token.
     """
     chosen = np.zeros(len(rows["num_tokens"]), dtype=np.bool_)
     for key, index in _groups(rows, (*_KEYS, "kernel")):

@@ -18,7 +18,7 @@ Curve = TypeVar("Curve")
 
 
 def validation_rows(columns: Mapping[str, Any], group_by: Sequence[str]) -> NDArray[np.bool_]:
-    """Returns a mask of rows kept back from the fit: one group in four, the same ones every time.
+    """Returns a mask of rows held out from the fit: one group in four, always the same ones.
 
     A group is all rows with the same values in the columns group_by (a GEMM's n and k, an attention's heads).
     """
@@ -33,45 +33,46 @@ def validation_rows(columns: Mapping[str, Any], group_by: Sequence[str]) -> NDAr
 
 
 class Fitted(NamedTuple, Generic[Curve]):
-    """A curve whose figures were fitted, and what the rows say about them."""
+    """A curve with fitted parameters, and how well the rows determine them."""
 
     curve: Curve
     cost: float
-    """Half the sum of the rows' soft_l1 losses: the least that was found."""
+    """Half the sum of the rows' soft_l1 losses at the best minimum found."""
     undetermined: dict[str, tuple[float, float]]
-    """Figures that the rows do not determine, with the range of values that fit equally well."""
+    """Parameters that the rows do not determine, with the range of values that fit equally well."""
 
     def then(self, later: Fitted[Curve]) -> Fitted[Curve]:
-        """Returns a later fit of other figures of the curve, with what both fits say."""
+        """Returns a later fit of other parameters of the curve, combined with this fit's results."""
         return Fitted(later.curve, self.cost + later.cost, {**self.undetermined, **later.undetermined})
 
 
 NUM_STARTS = 6
-"""Starts of a fit: the figures of the given curve, and points spread over the ranges."""
+"""Number of starts of a fit: the parameters of the given curve, and points spread over the ranges."""
 
 SAME_COST = 0.01
-"""Costs are equal if they differ by less than this share, that is, if errors differ by about half as much."""
+"""Costs count as equal if they differ by less than this share, which means errors differ by about half of it.
+"""
 
 EXACT = 1e-4
-"""Root mean square of the log errors below which rows are met exactly: tables state about four digits."""
+"""Root mean square of the log errors below which the fit counts as exact: tables state about four digits."""
 
 PROFILE_STEPS = 4
-"""Steps in which the other figures are fitted to one that was moved."""
+"""Number of steps in which the other parameters are refitted after one was moved."""
 
 SCANNED = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Positions in its range to which the search moves each figure."""
+"""Positions in its range to which the search moves each parameter."""
 
 SCAN_STEPS = 6
-"""Steps after which the search goes on only if it is below the least cost so far."""
+"""Number of steps after which the search continues only if it is below the best cost so far."""
 
 HALVINGS = 6
-"""Bisections that find an end of the range in which a figure may lie."""
+"""Number of bisections that find an end of a parameter's range."""
 
 MAX_RESTARTS = 5
-"""Lower minima, found while ranges are looked for, from which the search goes on."""
+"""Maximum number of lower minima, found during the range search, from which the search continues."""
 
 STEP = 1e-5
-"""Step of the numerical derivatives, as a share of a figure's range."""
+"""Step of the numerical derivatives, as a share of a parameter's range."""
 
 
 def fit_curve(
@@ -84,15 +85,14 @@ def fit_curve(
     weights: Floats | None = None,
     seed: int = 0,
 ) -> Fitted[Curve]:
-    """Returns the curve with the figures in these ranges that minimise log(predict / measured).
+    """Returns the curve with the parameters in these ranges that minimise log(predict / measured).
 
-    The loss is soft_l1 with scale loss_scale (0.1: errors beyond some 10 % count linearly), times the row's
+    The loss is soft_l1 with scale loss_scale (0.1: errors beyond about 10 % count linearly), times the row's
     weight. Prices are maxima of several terms, so the cost has several minima: the search starts from
-    `NUM_STARTS` points in the logarithms of the figures, then moves each figure through its range, and the
-    least minimum counts.
-
-    A figure is not determined if doubling or halving it (or moving it to the end of its range) costs nothing
-    when the others are fitted again. It keeps its value in the given curve if that fits equally well.
+    `NUM_STARTS` points in the logarithms of the parameters, then moves each parameter through its range, and
+    the best minimum is used. A parameter is not determined if doubling or halving it (or moving it to the end
+    of its range) does not increase the cost when the others are refitted. It keeps its value in the given
+    curve if that fits equally well.
 
     ranges: (lower, upper) by field of the curve. seed: of the starts.
     """
@@ -106,7 +106,7 @@ def fit_curve(
     for _ in range(MAX_RESTARTS):
         if problem.is_equal(best.cost):
             break
-        problem.minimum(problem.least.shares)  # a moved figure has led to a lower minimum
+        problem.minimum(problem.least.shares)  # a moved parameter has led to a lower minimum
         best, undetermined = problem.with_own_where_equal(own)
     values = {
         name: (problem.value(index, low), problem.value(index, high))
@@ -117,9 +117,9 @@ def fit_curve(
 
 
 def end_of(is_equal: Callable[[float], bool], inner: float, outer: float) -> float:
-    """Returns the value furthest from `inner` towards `outer` with an equal cost, by bisection.
+    """Returns the value with an equal cost that is furthest from `inner` towards `outer`, by bisection.
 
-    is_equal: whether the cost of a value is equal; it is at `inner`.
+    is_equal: whether the cost of a value is equal; it must be true for `inner`.
     """
     if is_equal(outer):
         return outer
@@ -142,7 +142,7 @@ class _Minimum(NamedTuple):
 
 
 class _Problem(Generic[Curve]):
-    """The cost of a curve as a function of shares: the position of each figure in its range, 0 to 1.
+    """The cost of a curve as a function of shares: the position of each parameter in its range, 0 to 1.
 
     The scale between the bounds is logarithmic; linear if the lower bound is 0.
     """
@@ -163,7 +163,7 @@ class _Problem(Generic[Curve]):
         self._root = np.ones_like(measured) if weights is None else np.sqrt(weights)
         self._loss_scale = loss_scale
         self.least = _Minimum(self._lower, math.inf)
-        """The least minimum that was found so far."""
+        """The lowest minimum found so far."""
         self._last: tuple[bytes, Floats] = (b"", self._root)
         self._exact_cost = 0.5 * EXACT**2 * float((self._root**2).sum())
 
@@ -175,7 +175,7 @@ class _Problem(Generic[Curve]):
         return np.asarray(np.where(self._is_log, logs, linear))
 
     def value(self, index: int, share: float) -> float:
-        """Returns the value of a figure at a share of its range."""
+        """Returns the value of a parameter at a share of its range."""
         lower, upper = self._lower[index], self._upper[index]
         at = lower * (upper / lower) ** share if self._is_log[index] else lower + share * (upper - lower)
         return float(np.clip(at, lower, upper))
@@ -187,7 +187,7 @@ class _Problem(Generic[Curve]):
     def minimum(
         self, start: Floats, fixed: Mapping[int, float] = MappingProxyType({}), max_steps: int | None = None
     ) -> _Minimum:
-        """Returns the nearest minimum of the cost; fixed figures stay at the given shares."""
+        """Returns the nearest minimum of the cost; fixed parameters stay at the given shares."""
         shares = np.array(start)
         for index, share in fixed.items():
             shares[index] = share
@@ -221,9 +221,9 @@ class _Problem(Generic[Curve]):
         return found
 
     def scan(self) -> None:
-        """Moves each figure of the least minimum through its range, and searches from there.
+        """Moves each parameter of the lowest minimum through its range, and searches from there.
 
-        A figure that limits no row at a minimum has no slope there, and may limit rows elsewhere.
+        A parameter that limits no row at a minimum has no slope there, but may limit rows elsewhere.
         """
         for index in range(len(self._names)):
             for share in SCANNED:
@@ -234,9 +234,9 @@ class _Problem(Generic[Curve]):
                     self.minimum(moved.shares)
 
     def with_own_where_equal(self, own: Floats) -> tuple[_Minimum, list[tuple[float, float]]]:
-        """Returns the least minimum with those figures at `own` that are not determined, and all ranges.
+        """Returns the lowest minimum with undetermined parameters at `own`, and all ranges.
 
-        A range is that of the shares at an equal cost; a figure that is determined has the same share twice.
+        A range covers the shares of equal cost; a determined parameter has the same share twice.
         """
         best, most = self.least, self._equal_cost(self.least.cost)
         fixed: dict[int, float] = {}
@@ -250,7 +250,7 @@ class _Problem(Generic[Curve]):
         return best, found
 
     def is_equal(self, cost: float) -> bool:
-        """Returns whether the cost is that of the least minimum."""
+        """Returns whether the cost equals that of the lowest minimum."""
         return cost <= self._equal_cost(self.least.cost)
 
     def _equal_cost(self, least: float) -> float:
@@ -259,9 +259,9 @@ class _Problem(Generic[Curve]):
     def _equal_range(
         self, shares: Floats, index: int, fixed: Mapping[int, float], most: float
     ) -> tuple[float, float]:
-        """Returns the shares between which a figure may lie while the cost is at most `most`.
+        """Returns the range of shares of a parameter in which the cost is at most `most`.
 
-        The other figures are fitted again, but for the fixed ones.
+        The other parameters are refitted, except the fixed ones.
         """
 
         def is_equal(share: float) -> bool:
@@ -311,22 +311,20 @@ class _Problem(Generic[Curve]):
 
 
 class Terms(NamedTuple):
-    """Fitted figures, and the ranges of those that the rows do not determine."""
+    """Fitted coefficients, and the ranges of those that the rows do not determine."""
 
     values: dict[str, float]
     undetermined: dict[str, tuple[float, float]]
 
 
 def fit_terms(terms: Mapping[str, ArrayLike], measured: ArrayLike, known: ArrayLike = 0.0) -> Terms:
-    """Returns the figures >= 0 with which known + the sum of figure x term is closest to the measured rows.
+    """Returns the coefficients >= 0 for which known + sum of coefficient x term is closest to the rows.
 
-    The squares of relative errors are minimised, so that large rows do not dominate the fit of small ones.
-    A figure is not determined, as in `fit_curve`, if doubling or halving it costs nothing when the others are
-    fitted again (for one of 0: raising it to a quarter of what it can be). It is at most what makes its term
-    the whole of a row.
-
-    terms: a number per row, by the name of the figure. known: the part of each row that is not fitted; rows
-    below it count as equal to it.
+    The squares of relative errors are minimised, so large rows do not dominate the fit of small ones. A
+    coefficient is not determined, as in `fit_curve`, if doubling or halving it does not increase the cost
+    when the others are refitted (for a coefficient of 0: raising it to a quarter of its maximum). Its maximum
+    is the value at which its term alone explains a row. terms: a number per row, by name of the coefficient.
+    known: the part of each row that is not fitted; rows below it count as equal to it.
     """
     rows = np.asarray(measured, np.float64)
     columns = np.stack([np.broadcast_to(np.asarray(term, np.float64), rows.shape) for term in terms.values()])
@@ -342,7 +340,7 @@ def fit_terms(terms: Mapping[str, ArrayLike], measured: ArrayLike, known: ArrayL
 
 
 def _solved(shares: Floats, target: Floats) -> tuple[Floats, float]:
-    """Returns the figures, and half the sum of squares that remains."""
+    """Returns the coefficients, and half the remaining sum of squares."""
     if not len(shares):
         return np.zeros(0), 0.5 * float(target @ target)
     largest = np.maximum(shares.max(axis=1), np.finfo(np.float64).tiny)  # figures of one size
@@ -353,7 +351,7 @@ def _solved(shares: Floats, target: Floats) -> tuple[Floats, float]:
 def _range(
     shares: Floats, target: Floats, index: int, value: float, most: float
 ) -> tuple[float, float] | None:
-    """Returns the range of a figure in which the cost is at most `most`; None: it is determined."""
+    """Returns the range of a coefficient in which the cost is at most `most`; None: it is determined."""
     own, others = shares[index], np.delete(shares, index, axis=0)
     if not own.any():
         return 0.0, float("inf")

@@ -1,4 +1,4 @@
-"""Known architectures: the layers that each one is made of, and the meaning of its own fields.
+"""Known architectures: the layers of each one, and the meaning of its fields.
 
 A new architecture is an entry of `ARCHITECTURES` and, unless one of the functions below fits, a function that
 reads the attention of each of its layers.
@@ -70,13 +70,13 @@ class Architecture:
     mtp_layers: tuple[str, ...] = ()
     """Fields that hold the number of MTP layers."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Fields of parts that are not priced, each with the note that says so."""
+    """Fields of parts that are not priced, each with a note about it."""
     no_effect: tuple[str, ...] = ()
-    """Fields that its class has and that change nothing that is priced, such as what it always does."""
+    """Fields of its class that affect no price, such as constant behaviour."""
     renamed: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
     """Returns the fields under the names that attention and mlp read."""
     other_weights: Callable[[Fields], tuple[OtherWeights, ...]] = no_other_weights
-    """Returns weights outside the layers besides vocabulary tables."""
+    """Returns weights outside the layers, apart from vocabulary tables."""
     mtp_layer: Callable[[Sequence[Attention], Sequence[Mlp]], tuple[Attention, Mlp]] | None = None
     """Returns the parts of an MTP module's layer from those of all layers; None: those of the last block."""
 
@@ -169,7 +169,7 @@ def usual(
     attention: Callable[[Fields], list[Attention]] = usual_attention,
     **others: Any,
 ) -> Architecture:
-    """Returns an architecture whose fields have their usual meanings, under any of their usual names."""
+    """Returns an architecture whose fields have their usual meanings, under any usual name."""
     return Architecture(
         attention=attention, mlp=mlps, needs=needs, renamed=renamed, mtp_layers=mtp_layers, **others
     )
@@ -292,7 +292,7 @@ LIGHTNING = usual(attention=hybrids.lightning_attention, no_effect=("postnorm",)
 MIMO_V2 = usual(
     attention=hybrids.mimo_v2_attention,
     mlps=partial(usual_mlp, router_bias=True),
-    defaults={"num_nextn_predict_layers": 3},  # MiMo-V2-Flash's report, section 2; vLLM runs the first alone
+    defaults={"num_nextn_predict_layers": 3},  # MiMo-V2-Flash's report, section 2; vLLM runs only the first
     mtp_layer=hybrids.dense_mtp,
     no_effect=("attention_projection_layout",),
 )
@@ -599,6 +599,6 @@ The language model is in text_config, or among the fields of the whole model.
 UNKNOWN = usual(
     attention=unknown_attention, defaults={"hidden_act": "silu"}, no_effect=("num_nextn_predict_layers",)
 )
-"""An architecture that is not known: its fields mean what they usually do."""
+"""An unknown architecture: its fields have their usual meanings."""
 
 KNOWN = (*ARCHITECTURES, *WRAPPERS)

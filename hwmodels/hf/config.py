@@ -42,7 +42,7 @@ TOWERS = {
 }
 """Fields that describe a tower, and its kind."""
 WIDTH = ("embed_dim", "hidden_size", "width", "vt_hidden_size", "d_model", "encoder_hidden_size")
-"""Fields with the width, the first of which counts: Qwen2-VL's hidden_size is that of the language model."""
+"""Fields with the width; the first one present is used: Qwen2-VL's hidden_size is the language model's."""
 LAYERS = (
     "num_hidden_layers",
     "depth",
@@ -78,14 +78,14 @@ class Towers(NamedTuple):
 
 
 def towers_of(config: Mapping[str, Any], hidden_size: int, *, language_model_only: bool) -> Towers:
-    """Returns the towers beside a language model of that hidden size.
+    """Returns the towers of a language model with this hidden size.
 
     language_model_only: whether the engine loads no towers (vLLM: --language-model-only).
 
     A tower is a transformer over patches: L layers of width h and MLP width f hold L (4 h^2 + 2 h f) weights,
     with a gate L (4 h^2 + 3 h f). The patch embedding, positions, and the projector to the language model are
-    added. Norms and biases are not: under 0.2 %. Engines load towers in the model's dtype, as quantisers
-    leave them out. Qwen3-VL-2B: 24 (4 x 1,024^2 + 2 x 1,024 x 4,096) = 302e6, and 0.1e9 in projectors.
+    added. Norms and biases (under 0.2 %) are not. Engines load towers in the model's dtype, because
+    quantisers skip them. Qwen3-VL-2B: 24 (4 x 1,024^2 + 2 x 1,024 x 4,096) = 302e6, and 0.1e9 in projectors.
     """
     weights: list[OtherWeights] = []
     notes: list[str] = []
@@ -130,19 +130,19 @@ def elements_of(tower: Mapping[str, Any], hidden_size: int, config: Mapping[str,
 
 
 def kind_of(tower: Mapping[str, Any]) -> str:
-    """Returns the model_type of a tower, without the ending that says that it sees."""
+    """Returns the model_type of a tower, without the suffix for vision."""
     kind = str(tower.get("model_type"))
     return next((kind.removesuffix(ending) for ending in OF_VISION if kind.endswith(ending)), kind)
 
 
 def heads_width(tower: Mapping[str, Any], width: int) -> int:
-    """Returns the width of all heads together, where head_dim is given; else the tower's."""
+    """Returns the total width of all heads if head_dim is given; else the tower's."""
     heads, dim = first(tower, ("num_attention_heads", "num_heads")), first(tower, ("head_dim",))
     return heads * dim if heads and dim else width
 
 
 def kv_width(tower: Mapping[str, Any], attention: int) -> int:
-    """Returns the width of all key heads together: that of the queries, unless there are fewer of them."""
+    """Returns the total width of all key heads: the queries' width, unless there are fewer key heads."""
     heads, kv_heads = (
         first(tower, ("num_attention_heads", "num_heads")),
         first(tower, ("num_key_value_heads",)),
@@ -172,7 +172,7 @@ def patches(tower: Mapping[str, Any], width: int) -> int:
 def projector(tower: Mapping[str, Any], width: int, hidden_size: int, config: Mapping[str, Any]) -> int:
     """Returns the weights of the projector to the language model: an MLP of the width of merged patches.
 
-    Layers that are fed into the language model early (deepstack) have a projector of their own.
+    Layers that are fed into the language model early (deepstack) have their own projector.
     """
     merge = first(tower, ("spatial_merge_size",)) or first(config, ("spatial_merge_size",)) or 1
     kernel = tower.get("merge_kernel_size")
@@ -192,7 +192,7 @@ def projector(tower: Mapping[str, Any], width: int, hidden_size: int, config: Ma
 
 
 def first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """Returns the first field among the names that is a whole number >= 1."""
+    """Returns the first field among the names that is an integer >= 1."""
     for name in names:
         value = config.get(name)
         if is_whole(value) and value is not None and value >= 1:
@@ -210,7 +210,7 @@ OF_THE_WHOLE_MODEL = (
     "compression_config",
     "expert_dtype",
 )
-"""Fields that a multimodal model may have beside its text_config instead of in it."""
+"""Fields that a multimodal model may have next to its text_config instead of in it."""
 
 INNER = ("text_config", "llm_config", "language_config", "language_model_config", "thinker_config", "llm")
 """Fields in which multimodal models keep their language model's configuration."""
@@ -228,7 +228,7 @@ NESTED_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 32000,
     },
 }
-"""Values of a language model's configuration class that multimodal models leave out (LLaVA)."""
+"""Values of a language model's configuration class that multimodal models omit (LLaVA)."""
 
 NOT_GENERATING = re.compile(
     r"MaskedLM|Classification|QuestionAnswering|Whisper|T5|Bart|Bert|Encoder|Diffusion|CLIP"
@@ -239,13 +239,13 @@ NOT_GENERATING = re.compile(
 MULTIPLIES = ("linear", "dynamic")
 """Kinds of scaled positions that multiply max_position_embeddings."""
 KEEPS = (None, "default", "llama3", "longrope", "su", "mrope")
-"""Kinds that do not change how far positions reach."""
+"""Kinds that do not change the range of positions."""
 MAX_FACTOR = 1_000_000
 MAX_KINDS = 200
-"""Most kinds of layers in per_layer_config, each of which is read for itself."""
+"""Maximum number of kinds of layers in per_layer_config, each of which is read separately."""
 
 MOST_OFF = 0.1
-"""Share by which the size of an unknown architecture's checkpoint may be off its count."""
+"""Allowed relative difference between the size of an unknown architecture's checkpoint and its count."""
 
 
 class TextConfig(NamedTuple):
@@ -268,7 +268,7 @@ def from_hf_config(
 ) -> ModelSpec:
     """Returns the model of a config.json (the file or its folder); other arguments as in `from_hf_fields`.
 
-    An architecture that is not known is refused if the checkpoint's size contradicts its count.
+    An unknown architecture is rejected if the checkpoint's size contradicts its count.
     """
     file, config = read_hf_config(Path(path))
     asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
@@ -300,13 +300,13 @@ def from_hf_fields(
 ) -> ModelSpec:
     """Returns the model that the fields of a Hugging Face config.json describe.
 
-    dtype "auto" is the checkpoint's; fp32 and unnamed dtypes are served in bf16, as vLLM does. weights and
+    dtype "auto" is the checkpoint's; fp32 and unnamed dtypes are served in bf16, as in vLLM. weights and
     moe_weights None, and kv_cache_dtype "auto", mean the formats of the checkpoint's quantization_config, if
     it has one; weights may also be an engine's name for quantised weights, such as awq_marlin (`hf.asked`).
     transform: compression applied to the model before it is served. language_model_only: whether vision and
-    audio towers are not loaded (vLLM: --language-model-only). quantization_config: that of a checkpoint of
-    this model in other formats, in place of the one in config.
-    Raises ValueError for a field that is missing, wrong or not understood where it may change a price, or an
+    audio towers are not loaded (vLLM: --language-model-only). quantization_config: of a checkpoint of this
+    model in other formats, used instead of the one in config.
+    Raises ValueError for a missing or wrong field, for an unknown field that may change a price, and for an
     unknown quantisation method.
     """
     asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
@@ -321,7 +321,7 @@ def from_hf_fields(
 
 
 def check_size(model: ModelSpec, file: Path, config: Mapping[str, Any]) -> None:
-    """Raises ValueError if the checkpoint beside the file is not as large as its fields count."""
+    """Raises ValueError if the checkpoint next to the file does not have the size counted from its fields."""
     found = stored_size(file.parent)
     if found is None:
         return
@@ -336,12 +336,12 @@ def check_size(model: ModelSpec, file: Path, config: Mapping[str, Any]) -> None:
 
 
 def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
-    """Applies a transform to a model; None leaves it as it is."""
+    """Applies a transform to a model; None: no change."""
     return model if transform is None else transform.applied(model)
 
 
 def chosen(dtype: str, weights: str | None, moe_weights: str | None, kv_cache_dtype: str) -> dict[str, str]:
-    """Returns the settings in which the user overrides the checkpoint."""
+    """Returns the settings with which the user overrides the checkpoint."""
     given = {
         "dtype": dtype,
         "weights": weights,
@@ -366,12 +366,10 @@ def model_settings(
 ) -> tuple[dict[str, Any], str | None]:
     """Returns the fields as arguments of `ModelSpec`, with the checkpoint's own formats, and its quantiser.
 
-    folder: in which other files may describe them. asked: formats that the user sets, which then need not be
-    understood.
-
-    language_model_only: whether the engine loads no vision and audio towers.
-    Raises ValueError (field=value: rule). A field that is not understood is an error if its name says that it
-    may change a price, unless it is null, false, zero or empty; the others are named in a note.
+    folder: its other files may describe the formats. asked: formats set by the user, which the checkpoint
+    then need not define. language_model_only: whether the engine loads no vision and audio towers.
+    Raises ValueError (field=value: rule). An unknown field is an error if its name suggests that it may
+    change a price, unless it is null, false, zero or empty; other unknown fields are listed in a note.
     """
     architecture, how, text, notes = text_config(config)
     fields = Fields(how.renamed(text), how.defaults)
@@ -437,19 +435,20 @@ def model_settings(
 
 
 def context_of(fields: Fields, how: Architecture) -> int:
-    """Returns the longest sequence in tokens: max_position_embeddings, or what scaled positions reach."""
+    """Returns the longest sequence in tokens: max_position_embeddings, or the range of scaled positions."""
     length = fields.whole("max_position_embeddings")
     if "gemma3" in str(fields.config.get("model_type")) or how.other_weights is learned_positions:
-        return length  # it is scaled already, or a table has a vector for each position
+        return length  # it is already scaled, or a table has a vector for each position
     return scaled_context(length, fields.config)
 
 
 def scaled_context(length: int, config: Mapping[str, Any]) -> int:
-    """Returns the context that rope_scaling or rope_parameters of a configuration reach, in tokens.
+    """Returns the context given by rope_scaling or rope_parameters of a configuration, in tokens.
 
     Linear and dynamic scaling multiply `length`, the context without them, as in vLLM. YaRN reaches factor
     times its original_max_position_embeddings, which most files state as their context; vLLM before 0.33
-    allows it where they do not. Other kinds change nothing. Raises ValueError for a factor that is no number.
+    allows it even if they do not. Other kinds have no effect. Raises ValueError for a factor that is not a
+    number.
     """
     reached = length
     outer = [config[name] for name in ("rope_scaling", "rope_parameters") if is_object(config.get(name))]
@@ -465,7 +464,7 @@ def scaled_context(length: int, config: Mapping[str, Any]) -> int:
 
 
 def is_object(value: Any) -> bool:
-    """Returns whether a value of a file is an object."""
+    """Returns whether a value of a file is a JSON object."""
     return isinstance(value, Mapping)
 
 
@@ -475,7 +474,7 @@ def attention_and_mlps(
     """Returns the attention and the MLP of each layer.
 
     per_layer_config (transformers 5): fields of single layers, by number, which replace those of the model.
-    text: the fields under the names that the file has.
+    text: the fields under the file's names.
     """
     attention, mlps = how.attention(fields), how.mlp(fields)
     by_layer = fields.part("per_layer_config").config
@@ -510,7 +509,7 @@ def unequal(items: Iterable[Any]) -> list[Any]:
 
 
 def assumed(architecture: str, fields: Fields, model: ModelSpec) -> str:
-    """Returns the line on what was assumed of an architecture that is not known."""
+    """Returns the line on assumptions about an unknown architecture."""
     parts = [f"{model.num_layers} layers"]
     for block in model.blocks:
         layer = block.attention
@@ -536,7 +535,7 @@ def assumed(architecture: str, fields: Fields, model: ModelSpec) -> str:
 
 
 def repeated(fields: Fields) -> list[str]:
-    """Returns the names of fields that repeat the value of one that was read, under another usual name."""
+    """Returns the names of fields that repeat the value of a read field under another usual name."""
     return [
         name
         for usual, synonyms in SYNONYMS.items()
@@ -550,7 +549,7 @@ def repeated(fields: Fields) -> list[str]:
 
 
 def mtp_block(how: Architecture, attention: Sequence[Attention], mlps: Sequence[Mlp]) -> Block | None:
-    """Returns the layer of a module for multi-token prediction where it is not like the last block's."""
+    """Returns the layer of a multi-token prediction module, if it differs from the last block's."""
     if how.mtp_layer is None:
         return None
     mixer, mlp = how.mtp_layer(attention, mlps)
@@ -558,7 +557,7 @@ def mtp_block(how: Architecture, attention: Sequence[Attention], mlps: Sequence[
 
 
 def is_float32(config: Mapping[str, Any]) -> bool:
-    """Returns whether the checkpoint's numbers are in 32 bits, which are served in 16."""
+    """Returns whether the checkpoint's numbers have 32 bits, which are served in 16."""
     inner = config.get("text_config")
     parts = (config, inner if isinstance(inner, Mapping) else {})
     return "float32" in [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
@@ -567,8 +566,8 @@ def is_float32(config: Mapping[str, Any]) -> bool:
 def text_config(config: Mapping[str, Any]) -> TextConfig:
     """Returns the language model of a config.json, and how to read it.
 
-    An architecture that is not known is read by the architecture that its inner configuration names, else by
-    the usual meanings of its fields. Raises ValueError for models that do not generate from a decoder alone.
+    An unknown architecture is read like the architecture named by its inner configuration, or else by the
+    usual meanings of its fields. Raises ValueError for models that do not generate from a decoder alone.
     """
     names = config.get("architectures")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
@@ -599,12 +598,12 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
 
 
 def is_nested(config: Mapping[str, Any]) -> bool:
-    """Returns whether the fields of the language model are in an inner object alone."""
+    """Returns whether the fields of the language model are only in an inner object."""
     return config.get("hidden_size") is None and inner_config(config) is not None
 
 
 def inner_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns the language model's configuration inside that of a multimodal model; None: there is none."""
+    """Returns the language model's configuration inside a multimodal model's; None: there is none."""
     for key in INNER:
         inner = config.get(key)
         if inner is None:
@@ -616,9 +615,9 @@ def inner_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def merged(config: Mapping[str, Any], inner: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the inner configuration with those fields of the whole model that it does not have itself.
+    """Returns the inner configuration with those fields of the whole model that it lacks.
 
-    Whether the vocabulary tables are one is a matter of the whole model, as for transformers and vLLM.
+    The whole model decides whether the vocabulary tables are tied, as in transformers and vLLM.
     """
     outer = {key: config[key] for key in OF_THE_WHOLE_MODEL if config.get(key) is not None}
     tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
@@ -626,7 +625,7 @@ def merged(config: Mapping[str, Any], inner: Mapping[str, Any] | None) -> dict[s
 
 
 def known_inside(inner: Mapping[str, Any] | None) -> str | None:
-    """Returns the known architecture that an inner configuration names, itself or by its model_type."""
+    """Returns the known architecture named by an inner configuration, directly or by its model_type."""
     if inner is None:
         return None
     names = inner.get("architectures")
@@ -655,8 +654,8 @@ def layers_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int
 def blocks_of(layers: Sequence[Block], formats: Sequence[tuple[tuple[str, str], ...]]) -> tuple[Block, ...]:
     """Groups equal layers into one block each, in the order in which the kinds first occur.
 
-    formats: of each layer, as in `Block.formats`; empty: no layer has any. Layers of which nothing is left
-    (DeciLM) are not among them.
+    formats: of each layer, as in `Block.formats`; empty: no layer has any. Layers without any part (DeciLM)
+    are omitted.
     """
     counts: dict[Block, int] = {}
     for number, layer in enumerate(layers):

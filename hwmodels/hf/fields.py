@@ -1,6 +1,6 @@
 """The fields of a config.json, checked when they are read, and other JSON files of a checkpoint.
 
-Fields that were never read are listed. Of files with weights only the size is read.
+Unread fields are listed. Of files with weights only the size is read.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ MAY_CHANGE_PRICE = re.compile(
     r"|quant\w*|bits|dual|double|extra|lightning|retention|attention|attn|cross|type|types|pattern|config)(_|$)",
     re.IGNORECASE,
 )
-"""Matches names of fields that may change bytes or FLOPs where their meaning is not known."""
+"""Matches names of unknown fields that may change bytes or FLOPs."""
 
 
 MAX_LAYERS = 10_000
 MAX_NUMBER = 2**31 - 1
-"""Largest value of the other whole numbers of a config.json."""
+"""Largest value of the other integers of a config.json."""
 
 
 class Fields:
     """The fields of a config.json. Every method that reads one raises ValueError: field=value: rule.
 
-    defaults: values of the architecture's configuration class for fields that are not in the file.
+    defaults: values of the architecture's configuration class for fields missing in the file.
     """
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
@@ -94,7 +94,7 @@ class Fields:
         return self.config.get(name)
 
     def whole(self, name: str, *, default: int | None = None) -> int:
-        """Returns a whole number >= 1, or `default`, if given, for a missing or null field."""
+        """Returns an integer >= 1, or `default`, if given, for a missing or null field."""
         given = self.value(name)
         value: Any = default if given is None else given
         if not is_whole(value) or value < 1:
@@ -108,7 +108,7 @@ class Fields:
         return None if self.value(name) is None else self.whole(name)
 
     def count(self, name: str) -> int:
-        """Returns a whole number >= 0; 0 if the field is missing or null."""
+        """Returns an integer >= 0; 0 if the field is missing or null."""
         return self.whole(name) if self.value(name) else 0
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -136,7 +136,7 @@ class Fields:
         return float(value)
 
     def part(self, name: str) -> Fields:
-        """Returns the fields of an object inside the file; none of them if it is missing or null."""
+        """Returns the fields of an object inside the file; empty if it is missing or null."""
         value = self.value(name)
         if value is not None and not isinstance(value, Mapping):
             raise wrong(name, value, "must be an object")
@@ -154,7 +154,7 @@ class Fields:
         return given
 
     def wholes(self, name: str) -> list[int]:
-        """Returns a list of whole numbers >= 0; empty if the field is missing."""
+        """Returns a list of integers >= 0; empty if the field is missing."""
         given = self.value(name)
         if given is None:
             return []
@@ -163,22 +163,22 @@ class Fields:
         return given
 
     def ignore(self, *names: str) -> None:
-        """Marks fields that the architecture has and that change neither bytes nor FLOPs in it as read."""
+        """Marks the architecture's fields that change neither bytes nor FLOPs as read."""
         self.names_read.update(names)
 
     def never_read(self) -> dict[str, Any]:
-        """Returns the fields, by name, that were never read, switch something on, and are not irrelevant."""
+        """Returns the unread fields, by name, that enable something and may be relevant."""
         left = sorted(self.config.keys() - self.names_read)
         return {
             name: self.config[name] for name in left if self.config[name] and not IRRELEVANT.fullmatch(name)
         }
 
     def not_understood(self) -> dict[str, Any]:
-        """Returns those of `never_read` that may change a price, as their names say."""
+        """Returns the fields of `never_read` whose names suggest that they may change a price."""
         return {name: value for name, value in self.never_read().items() if MAY_CHANGE_PRICE.search(name)}
 
     def taken_as_without_effect(self) -> list[str]:
-        """Returns the names of the others of `never_read`."""
+        """Returns the names of the other fields of `never_read`."""
         return [name for name in self.never_read() if not MAY_CHANGE_PRICE.search(name)]
 
 
@@ -188,13 +188,13 @@ def wrong(name: str, value: Any, rule: str) -> ValueError:
 
 
 def shown(value: Any) -> str:
-    """Returns the value as the file writes it, shortened to 60 characters."""
+    """Returns the value as written in the file, shortened to 60 characters."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 MAX_JSON_BYTES = 1 << 28
-"""Largest JSON file that is read; the index of a checkpoint with a million tensors has half of it."""
+"""Maximum size of a JSON file; the index of a checkpoint with a million tensors has half of it."""
 
 
 def load_json_object(file: Path) -> dict[str, Any]:
@@ -218,25 +218,25 @@ def load_json_object(file: Path) -> dict[str, Any]:
 
 INDEX = "model.safetensors.index.json"
 TOLERANCE = 0.03
-"""Share by which the count may be off without a note: scales, positions and buffers that are not counted."""
+"""Relative difference of the count that causes no note: scales, positions and buffers are not counted."""
 HEADER_LENGTH = 8
-"""Bytes of the length of the header, with which a safetensors file begins."""
+"""Number of bytes of the header length at the beginning of a safetensors file."""
 
 
 class StoredSize(NamedTuple):
-    """Bytes of a checkpoint's tensors, and the file or files that say so."""
+    """Bytes of a checkpoint's tensors, and the file or files that state them."""
 
     size: int
     source: str
 
 
 def stored_size(folder: Path) -> StoredSize | None:
-    """Returns the size of the checkpoint in a folder; None if neither index nor weights lie there.
+    """Returns the size of the checkpoint in a folder; None if there are neither index nor weights.
 
     Raises ValueError for an index that is not JSON.
 
-    The bytes are compared with those that a config.json gives. The size is that of the safetensors index
-    beside the file, or of the safetensors files themselves.
+    The bytes are compared with those computed from a config.json. The size comes from the safetensors index
+    next to the file, or from the safetensors files.
     """
     index = folder / INDEX
     if index.exists():
@@ -276,8 +276,8 @@ def tensor_bytes(file: Path) -> int | None:
 def size_notes(model: ModelSpec, folder: Path, *, is_float32: bool = False) -> tuple[str, ...]:
     """Returns one line with both sizes if the checkpoint's differs by more than TOLERANCE; else none.
 
-    model: with the checkpoint's own number formats. Modules for multi-token prediction may be in the files or
-    not. is_float32: the files hold 32 bits for what is served in 16, as those of float32 checkpoints do.
+    model: with the checkpoint's own number formats. Modules for multi-token prediction may or may not be in
+    the files. is_float32: the files hold 32 bits for numbers that are served in 16.
     """
     found = stored_size(folder)
     if found is None:
@@ -294,7 +294,7 @@ def size_notes(model: ModelSpec, folder: Path, *, is_float32: bool = False) -> t
 
 
 def mtp_bytes(model: ModelSpec) -> float:
-    """Returns the most bytes of modules for multi-token prediction: a layer, a projection, two tables each.
+    """Returns the maximum bytes of multi-token prediction modules: a layer, a projection, two tables each.
 
     Quantisers often leave them in 16 bits.
     """

@@ -1,8 +1,8 @@
-"""Reads layers that are not all softmax attention with an MLP: hybrids with state-space layers, and others.
+"""Reads layers other than softmax attention with an MLP: hybrids with state-space layers, and others.
 
 Each function returns the mixer of every layer, or its MLP, in the order of the layers.
 
-The module is long because each architecture has its own fields for the kinds of its layers.
+The module is long because each architecture has its own fields for its layer kinds.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from hwmodels.model.recurrent import (
 NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Kinds of layers of Nemotron-H by their letter in hybrid_override_pattern."""
 SINCE_TRANSFORMERS_5 = {"linear_attention": "mamba", "full_attention": "attention"}
-"""Kinds of layers as transformers 5 writes them, and as the models' own files do."""
+"""Kinds of layers as written by transformers 5, and in the models' own files."""
 OF_MAMBA = ("chunk_size", "mamba_chunk_size", "mamba_expand", "expand", "mamba_dt_rank", "conv_bias")
-"""Fields of state-space layers that repeat others or change nothing that is priced."""
+"""Fields of state-space layers that repeat others or do not affect prices."""
 
 
 def nemotron_kinds(fields: Fields) -> list[str]:
@@ -97,7 +97,7 @@ def nemotron_h_mlp(fields: Fields) -> list[Mlp]:
 
 
 def nemotron_h_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple[Attention, Mlp]:
-    """Returns the parts of an MTP module: attention, and experts where there are some."""
+    """Returns the parts of an MTP module: attention, and experts if there are any."""
     softmax = [layer for layer in attention if isinstance(layer, GroupedQueryAttention)]
     experts = [mlp for mlp in mlps if isinstance(mlp, MixtureOfExperts)]
     return softmax[-1] if softmax else attention[-1], experts[-1] if experts else mlps[-1]
@@ -149,14 +149,17 @@ def mamba2_of(fields: Fields, norm: bool = True) -> Mamba2:
 
 
 def bamba_attention(fields: Fields) -> list[Attention]:
-    """Reads Bamba's mixers: Mamba-2 but for the layers in attn_layer_indices."""
+    """Reads Bamba's mixers: Mamba-2 except for the layers in attn_layer_indices."""
     num_layers, softmax = fields.whole("num_hidden_layers"), fields.wholes("attn_layer_indices")
     mamba, full = mamba2_of(fields), usual_attention(fields)
     return [full[i] if i in softmax else mamba for i in range(num_layers)]
 
 
 def granite_hybrid_attention(fields: Fields) -> list[Attention]:
-    """Reads Granite 4's mixers: layer_types says mamba or attention; without state-space layers all are."""
+    """Reads Granite 4's mixers from layer_types (mamba or attention).
+
+    Without state-space layers, all are attention.
+    """
     num_layers = fields.whole("num_hidden_layers")
     names = ("mamba", "attention", *SINCE_TRANSFORMERS_5)
     kinds = fields.names("layer_types", names, num_layers) or ["attention"] * num_layers
@@ -171,7 +174,7 @@ def granite_hybrid_attention(fields: Fields) -> list[Attention]:
 
 
 def granite_hybrid_mlp(fields: Fields) -> list[Mlp]:
-    """Reads Granite 4's MLPs: experts with a shared one, or that one alone."""
+    """Reads Granite 4's MLPs: experts with a shared one, or only the shared one."""
     width = fields.count("shared_expert_intermediate_size") or fields.whole("intermediate_size")
     fields.ignore("intermediate_size")
     experts = usual_experts(fields, gated=True, router_bias=False)
@@ -191,7 +194,7 @@ def falcon_h1_attention(fields: Fields) -> list[Attention]:
 
 
 def jamba_attention(fields: Fields) -> list[Attention]:
-    """Reads Jamba's mixers: Mamba-1 but for one layer of attn_layer_period."""
+    """Reads Jamba's mixers: Mamba-1 except for one layer per attn_layer_period."""
     num_layers, hidden = fields.whole("num_hidden_layers"), fields.whole("hidden_size")
     period = fields.whole("attn_layer_period", default=8)
     offset = fields.count("attn_layer_offset")
@@ -212,7 +215,7 @@ def jamba_attention(fields: Fields) -> list[Attention]:
 
 
 def jamba_mlp(fields: Fields) -> list[Mlp]:
-    """Reads Jamba's MLPs: experts in one layer of expert_layer_period."""
+    """Reads Jamba's MLPs: experts in one layer per expert_layer_period."""
     num_layers, dense = (
         fields.whole("num_hidden_layers"),
         DenseMlp(intermediate_size=fields.whole("intermediate_size")),
@@ -227,7 +230,7 @@ def jamba_mlp(fields: Fields) -> list[Mlp]:
 
 
 def lfm2_attention(fields: Fields) -> list[Attention]:
-    """Reads LFM2's mixers: short convolutions, and attention in the layers that are named."""
+    """Reads LFM2's mixers: short convolutions, and attention in the listed layers."""
     num_layers, softmax = fields.whole("num_hidden_layers"), fields.wholes("full_attn_idxs")
     kinds = fields.names("layer_types", ("conv", "full_attention"), num_layers) or [
         "full_attention" if i in softmax else "conv" for i in range(num_layers)
@@ -260,7 +263,7 @@ def lfm2_mlp(fields: Fields) -> list[Mlp]:
 def kimi_linear_attention(fields: Fields) -> list[Attention]:
     """Reads Kimi Linear's mixers: Kimi delta attention, and MLA in full_attn_layers, counted from 1.
 
-    Transformers 5 has the fields of linear_attn_config beside the others, and layer_types.
+    Transformers 5 has the fields of linear_attn_config next to the others, and layer_types.
     """
     num_layers, of_linear = fields.whole("num_hidden_layers"), fields.value("linear_attn_config")
     if of_linear is None and fields.value("linear_num_heads") is not None:
@@ -383,7 +386,7 @@ def laguna_attention(fields: Fields) -> list[Attention]:
 
 
 def inkling_attention(fields: Fields, **traits: Any) -> list[Attention]:
-    """Reads Inkling's attention: layers with a window have heads of their own."""
+    """Reads Inkling's attention: layers with a window have their own heads."""
     num_layers, local = fields.whole("num_hidden_layers"), fields.wholes("local_layer_ids")
     kinds = fields.names("layer_types", ("hybrid_sliding", "hybrid"), num_layers) or [
         "hybrid_sliding" if (i in local if local else (i + 1) % 6) else "hybrid" for i in range(num_layers)
@@ -416,7 +419,7 @@ def inkling_weights(fields: Fields, *, second: bool = False) -> tuple[OtherWeigh
 
 
 def of_windows(fields: Fields) -> Fields:
-    """Returns the fields with the heads of layers with a window, which names with swa_ state."""
+    """Returns the fields with the heads of windowed layers, from names with swa_."""
     names = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
     return Fields(
         {**fields.config, **{name: fields.value(f"swa_{name}") or fields.config.get(name) for name in names}}
@@ -454,7 +457,7 @@ def lfm3_attention(fields: Fields) -> list[Attention]:
 
 
 def beside_softmax(fields: Fields, name: str, other: Attention, **traits: Any) -> list[Attention]:
-    """Reads layers of softmax attention, and another kind in those that layer_types names `name`."""
+    """Reads layers of softmax attention, and another kind in layers with type `name` in layer_types."""
     num_layers, window = fields.whole("num_hidden_layers"), fields.whole_or_none("sliding_window")
     allowed = (name, "full_attention", "sliding_attention")
     kinds = fields.names("layer_types", allowed, num_layers)
@@ -499,7 +502,7 @@ def bailing_linear_attention(fields: Fields) -> list[Attention]:
 
 
 def deci_attention(fields: Fields) -> list[Attention]:
-    """Reads DeciLM's attention, which differs by layer (block_configs) and may be left out."""
+    """Reads DeciLM's attention, which differs by layer (block_configs) and may be absent."""
     layers: list[Attention] = []
     for i, block in enumerate(deci_blocks(fields)):
         part = block.part("attention")
@@ -544,7 +547,7 @@ def deci_blocks(fields: Fields) -> list[Fields]:
 
 
 def compressed_attention(fields: Fields) -> list[Attention]:
-    """Reads DeepSeek-V4's attention: compress_ratios says how many tokens share an entry, 0 none."""
+    """Reads DeepSeek-V4's attention: compress_ratios gives the number of tokens per entry; 0: none."""
     num_layers, ratios = fields.whole("num_hidden_layers"), v4_ratios(fields)
     if len(ratios) < num_layers:
         raise wrong("compress_ratios", ratios, f"must name {num_layers} layers, names {len(ratios)}")
@@ -554,7 +557,7 @@ def compressed_attention(fields: Fields) -> list[Attention]:
 
 
 def v4_ratios(fields: Fields) -> list[int]:
-    """Returns the tokens per entry of each layer, those for multi-token prediction after the others."""
+    """Returns the tokens per entry of each layer, with multi-token prediction layers at the end."""
     kinds, rates = fields.value("layer_types"), fields.value("compress_rates")
     if fields.value("compress_ratios") is not None or not (isinstance(kinds, list) and rates):
         return fields.wholes("compress_ratios")
@@ -582,7 +585,7 @@ def v4_layer(fields: Fields, ratio: int) -> CompressedAttention:
 
 
 def v4_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple[Attention, Mlp]:
-    """Returns the parts of an MTP module: attention within the window alone, and the experts."""
+    """Returns the parts of an MTP module: attention only within the window, and the experts."""
     layer = attention[-1]
     if isinstance(layer, CompressedAttention):
         layer = CompressedAttention(
@@ -639,7 +642,7 @@ def m3_sparse_config(fields: Fields) -> Any:
 
 
 def mimo_v2_attention(fields: Fields) -> list[Attention]:
-    """Reads MiMo-V2's attention: layers with a window have heads of their own; values are narrower."""
+    """Reads MiMo-V2's attention: layers with a window have their own heads; values are narrower."""
     num_layers, pattern = fields.whole("num_hidden_layers"), fields.wholes("hybrid_layer_pattern")
     kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
     if not pattern and kinds is not None:
@@ -649,11 +652,11 @@ def mimo_v2_attention(fields: Fields) -> list[Attention]:
     fields.ignore("attention_chunk_size", "attention_value_scale", "swa_rope_theta", "attention_bias")
     full_sinks = fields.flag("add_full_attention_sink_bias", default=False)
     sinks = fields.flag("add_swa_attention_sink_bias", default=False)
-    # Values as wide as keys are not written twice.
+    # Values as wide as keys are not stated separately.
     [full] = grouped_layers(fields, [None], v_head_dim=value_dim(fields, "v_head_dim"), sinks=full_sinks)
     inner = of_windows(fields)
     if not any(fields.value(name) for name in fields.config if name.startswith("swa_num_")):
-        kv_heads = 2 * fields.whole("num_key_value_heads")  # as in transformers 5, which does not write them
+        kv_heads = 2 * fields.whole("num_key_value_heads")  # as in transformers 5, which omits them
         inner, sinks = Fields({**inner.config, "num_key_value_heads": kv_heads}), True
     reach_tokens = fields.whole("sliding_window", default=fields.whole_or_none("sliding_window_size"))
     fields.ignore("sliding_window_size")
@@ -662,7 +665,7 @@ def mimo_v2_attention(fields: Fields) -> list[Attention]:
 
 
 def value_dim(fields: Fields, name: str) -> int | None:
-    """Returns the width of a head's values where it is not that of its keys."""
+    """Returns the width of a head's values, if it differs from its keys'."""
     given = fields.whole_or_none(name)
     return None if given == fields.value("head_dim") else given
 
@@ -670,7 +673,7 @@ def value_dim(fields: Fields, name: str) -> int | None:
 def step3_attention(fields: Fields, *, head_gate: bool = False) -> list[Attention]:
     """Reads Step-3.5's attention: layers with a window may have other numbers of heads; a gate per head.
 
-    head_gate: whether there is one where use_head_wise_attn_gate does not say.
+    head_gate: the default if use_head_wise_attn_gate is missing.
     """
     other, of_window = fields.value("attention_other_setting"), fields.value("num_sliding_attention_heads")
     if other is None and of_window is not None:
@@ -713,7 +716,7 @@ def gemma4_attention(fields: Fields) -> list[Attention]:
 
 
 def gemma4_mlp(fields: Fields) -> list[Mlp]:
-    """Reads Gemma 4's MLPs: with experts beside them if enable_moe_block; wider in layers without KV."""
+    """Reads Gemma 4's MLPs: with parallel experts if enable_moe_block; wider in layers without KV."""
     num_layers, width = fields.whole("num_hidden_layers"), fields.whole("intermediate_size")
     own = num_layers - fields.count("num_kv_shared_layers")
     wide = fields.flag("use_double_wide_mlp", default=False)
@@ -731,7 +734,7 @@ def gemma4_mlp(fields: Fields) -> list[Mlp]:
 
 
 def ernie_vl_mlp(fields: Fields) -> list[Mlp]:
-    """Reads ERNIE 4.5 VL's experts for text; those for images are in memory alone: `ernie_vl_experts`."""
+    """Reads ERNIE 4.5 VL's experts for text; experts for images only take memory: `ernie_vl_experts`."""
     widths, numbers = _ernie_vl_sizes(fields)
     text = Fields({**fields.config, "moe_intermediate_size": widths[0], "num_experts": numbers[0]})
     mlps = usual_mlp(text, router_bias=True)
@@ -762,7 +765,7 @@ def _ernie_vl_sizes(fields: Fields) -> tuple[list[int], list[int]]:
 
 
 def longcat_attention(fields: Fields) -> list[Attention]:
-    """Reads LongCat-Flash's mixers: a layer has two with MLA, and experts beside them."""
+    """Reads LongCat-Flash's mixers: a layer has two with MLA, and parallel experts."""
     layers = latent_attention(fields)
     fields.ignore("attention_method", "mla_scale_q_lora", "mla_scale_kv_lora", "zero_expert_type")
     return [mixer for layer in layers for mixer in (layer, layer, NoAttention())]

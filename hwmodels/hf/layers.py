@@ -1,6 +1,6 @@
 """Reads the softmax attention and the MLP of each layer from the fields of a config.json.
 
-Gated delta nets beside softmax attention are read here, too; state-space layers and other mixtures are in
+Gated delta nets with softmax attention are also read here; state-space layers and other mixtures are in
 `hwmodels.hf.hybrids`.
 """
 
@@ -29,7 +29,7 @@ def phi3_attention(fields: Fields) -> list[Attention]:
 
 
 def qwen2_attention(fields: Fields) -> list[Attention]:
-    """Reads Qwen2's attention, which has biases on Q, K and V although no field says so."""
+    """Reads Qwen2's attention, which has biases on Q, K and V without a field for it."""
     fields.ignore("attention_bias")
     return grouped_layers(fields, qwen_windows(fields), qkv_bias=fields.flag("qkv_bias", default=True))
 
@@ -97,7 +97,8 @@ def gpt_oss_attention(fields: Fields) -> list[Attention]:
 def llama4_attention(fields: Fields) -> list[Attention]:
     """Reads Llama 4's attention: layers with rotary positions attend within chunks of attention_chunk_size.
 
-    A chunk is priced as a window of its size, an upper bound: on average it reaches half as far back.
+    A chunk is priced as a window of its size, which is an upper bound: on average attention reaches half as
+    far back.
     """
     fields.ignore("use_qk_norm")  # a norm without weights
     bias = fields.flag("attention_bias", default=False)
@@ -123,8 +124,8 @@ def latent_layers(
 ) -> list[LatentAttention]:
     """Reads MLA of DeepSeek V2, V3, V3.2, Kimi K2, GLM-5; index_topk means DeepSeek sparse attention.
 
-    indexer_types: layers that are shared use the tokens that the layer before them selected (GLM-5.2).
-    other_kinds: names in layer_types of layers that the caller reads itself. traits: of `LatentAttention`.
+    indexer_types: shared layers use the tokens selected by the previous layer (GLM-5.2). other_kinds: names
+    in layer_types of layers that the caller reads itself. traits: of `LatentAttention`.
     """
     fields.ignore("num_key_value_heads", "attention_bias", "head_dim", "qk_head_dim")
     num_layers, top_k = fields.whole("num_hidden_layers"), fields.whole_or_none("index_topk")
@@ -143,7 +144,7 @@ def latent_layers(
     kinds = fields.names("indexer_types", ("full", "shared"), num_layers)
     every = fields.whole("index_topk_freq", default=1)
     if kinds is None and every > 1:
-        # One of so many layers selects, as soon as the first of them have.
+        # After the first layers, one layer per index_topk_freq selects.
         first = fields.count("index_skip_topk_offset")
         kinds = ["full" if i < first or (i - first + 1) % every == 0 else "shared" for i in range(num_layers)]
     fields.ignore("index_skip_topk_offset", "index_share_for_mtp_iteration", "index_topk_pattern")
@@ -220,7 +221,7 @@ def head_dim(fields: Fields, num_heads: int) -> int:
 def windows(fields: Fields, full_every: int | None = None) -> list[int | None]:
     """Returns sliding_window (or sliding_window_size) of each layer; None for layers with full attention.
 
-    Layers with full attention: those in layer_types if the file has it, else each full_every-th, else none.
+    Full-attention layers come from layer_types if the file has it, else each full_every-th layer, else none.
     """
     num_layers = fields.whole("num_hidden_layers")
     kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
@@ -255,7 +256,7 @@ def dense_mlp(fields: Fields) -> list[Mlp]:
 
 
 def gemma3n_mlp(fields: Fields) -> list[Mlp]:
-    """Reads the MLP of Gemma 3n, the width of which may be given per layer."""
+    """Reads the MLP of Gemma 3n, whose width may be given per layer."""
     fields.ignore("activation_sparsity_pattern")
     if not isinstance(fields.value("intermediate_size"), list):
         return dense_mlp(fields)
@@ -339,7 +340,7 @@ def deepseek_mlp(fields: Fields) -> list[Mlp]:
 
 
 def llama4_mlp(fields: Fields) -> list[Mlp]:
-    """Reads experts with a shared one as wide in each interleave_moe_layer_step-th layer or moe_layers."""
+    """Reads experts with an equally wide shared one, by interleave_moe_layer_step or moe_layers."""
     num_layers, step = fields.whole("num_hidden_layers"), fields.count("interleave_moe_layer_step")
     listed, width = fields.wholes("moe_layers"), fields.whole("intermediate_size")
     sparse = [i in listed if listed else step > 0 and (i + 1) % step == 0 for i in range(num_layers)]

@@ -1,20 +1,15 @@
-"""Storage formats of weights: how a checkpoint describes them, and what a user asks for on top.
+"""Storage formats of weights: a checkpoint's description, and the user's requests.
 
-The description is the quantization_config of the config.json or, without one, a file beside it. Readers of
-the descriptions are in `quantizers.py`.
-
-Checkpoints name what they leave unquantised, or store in another format, by modules of transformers
-(`model.layers.3.self_attn.q_proj`), by parts of such names, by wildcards and by regular expressions. Names
-differ between families; a matrix of ours has all of them.
-
-A format of weights (`WEIGHT_FORMATS`) is taken as it is, except where the checkpoint is already stored in it:
-then its own one counts, with the modules that it leaves in 16 bits. An engine's name (`ENGINE_NAMES`) means
-what the engine would do with the checkpoint; what it would refuse is refused.
-
-Names of engines for quantised weights (vLLM's --quantization): an engine loads a checkpoint that is quantised
-in the way that the name says, or quantises one of 16 bits while it loads it ("online"), or refuses. The names
-are those of vLLM 0.32, SGLang 0.5 and TensorRT-LLM, and those of earlier versions that posted commands still
-have.
+The description is the quantization_config of the config.json or, without one, a file next to it. Readers of
+the descriptions are in `quantizers.py`. Checkpoints name modules that are unquantised or in another format by
+transformers' module names (`model.layers.3.self_attn.q_proj`), parts of such names, wildcards, or regular
+expressions. Names differ between families; a `Matrix` has all of them. A weight format (`WEIGHT_FORMATS`) is
+used unchanged, unless the checkpoint is already stored in it: then the checkpoint's own format is used,
+including the modules that it leaves in 16 bits. An engine's name (`ENGINE_NAMES`) means the engine's
+treatment of the checkpoint; combinations that the engine rejects are rejected. Engines' names for quantised
+weights (vLLM's --quantization): an engine loads a checkpoint quantised in this way, or quantises a 16-bit
+checkpoint while loading it ("online"), or rejects it. The names come from vLLM 0.32, SGLang 0.5 and
+TensorRT-LLM, and from earlier versions that are still found in published commands.
 """
 
 from __future__ import annotations
@@ -38,17 +33,17 @@ KEYS = (WHERE, "compression_config")
 
 MODELOPT_FILE = "hf_quant_config.json"
 LAYERS_FILE = "quant_cfg.json"
-"""File of TensorRT-LLM beside it, which names the format of each layer of a mixed checkpoint."""
+"""TensorRT-LLM's additional file, which names the format of each layer of a mixed checkpoint."""
 FILES = {
     MODELOPT_FILE: "modelopt",
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "quantization_config.json": None,
 }
-"""Files beside a config.json that describe the checkpoint, and the quantiser whose name they leave out."""
+"""Files next to a config.json that describe the checkpoint, and the quantiser whose name they omit."""
 
 EXPERTS_BESIDE_MLP = "Gemma4"
-"""Start of the architectures whose layers have experts beside a dense MLP."""
+"""Prefix of the architectures whose layers have experts next to a dense MLP."""
 
 
 class StoredWeights(NamedTuple):
@@ -61,9 +56,9 @@ class StoredWeights(NamedTuple):
     moe_weights: str | None = None
     lm_head_weights: str | None = None
     kv_cache_dtype: str = "auto"
-    """dtype of keys and values; auto: the dtype that the model computes in."""
+    """dtype of keys and values; auto: the model's compute dtype."""
     formats: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """For each layer: the matrices that are stored otherwise, and their formats; empty: none is."""
+    """For each layer: matrices stored in a different format, and their formats; empty: none."""
     notes: tuple[str, ...] = ()
 
 
@@ -78,7 +73,7 @@ LEFT_OUT = (
     "linear_weights_not_to_quantize",
     "skip_modules",
 )
-"""Keys in use for modules that stay unquantised."""
+"""Known keys for modules that stay unquantised."""
 
 
 class Rule(NamedTuple):
@@ -89,17 +84,17 @@ class Rule(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Formats of a checkpoint: those of the first rule that names a module, else `others`."""
+    """Formats of a checkpoint: from the first rule that names a module, else `others`."""
 
     others: str | None
     rules: tuple[Rule, ...] = ()
     kv_cache_dtype: str = "auto"
-    """dtype of keys and values; auto: that in which the model computes."""
+    """dtype of keys and values; auto: the model's compute dtype."""
     notes: tuple[str, ...] = ()
 
 
 class Description(NamedTuple):
-    """A quantiser's fields, and where they are, for error messages."""
+    """A quantiser's fields, and their location for error messages."""
 
     where: str
     fields: Mapping[str, Any]
@@ -138,21 +133,22 @@ class Description(NamedTuple):
         return default
 
     def left_out(self) -> Rule:
-        """Returns the rule of the modules that stay unquantised, under any of the keys in use."""
+        """Returns the rule of the modules that stay unquantised, under any known key."""
         names = [name for key in LEFT_OUT for name in listed(self.at(key), self.fields.get(key))]
         return Rule(modules(self.at(LEFT_OUT[0]), names), None)
 
     def of(self, key: str, fields: Any) -> Description:
-        """Returns the description inside of this one. Raises ValueError if it is no object."""
+        """Returns the description inside this one. Raises ValueError if it is not an object."""
         if not isinstance(fields, Mapping):
             raise wrong(self.at(key), fields, "must be an object")
         return Description(self.at(key), fields)
 
 
 def description_of(config: Mapping[str, Any], folder: Path | None = None) -> Description | None:
-    """Returns what the checkpoint says of its formats; None if it says nothing. Raises ValueError.
+    """Returns the checkpoint's description of its formats; None if there is none.
 
-    folder: that of the config.json, in which other files may describe the formats; None: there is none.
+    Raises ValueError. folder: the config.json's folder, whose other files may describe the formats; None: no
+    folder.
     """
     experts_dtype = config.get("expert_dtype")
     for key in KEYS:
@@ -179,9 +175,9 @@ def with_layers(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str,
 
 
 def method_of(fields: Mapping[str, Any]) -> str | None:
-    """Returns quant_method, or the one that the other fields tell; None if nothing does.
+    """Returns quant_method, or the method implied by other fields; None if there is none.
 
-    ModelOpt's descriptions say producer or quant_algo, AutoAWQ's file w_bit, AutoGPTQ's file desc_act.
+    ModelOpt's descriptions have producer or quant_algo, AutoAWQ's file w_bit, AutoGPTQ's file desc_act.
     """
     method = fields.get("quant_method")
     if isinstance(method, str) and method:
@@ -220,7 +216,7 @@ PREFIXES = (
     "backbone.",
     "",
 )
-"""What names of a language model's layers begin with, the usual one first."""
+"""Prefixes of the names of a language model's layers, the usual one first."""
 
 ATTENTION = ("self_attn", "linear_attn", "attn", "attention", "mixer")
 DENSE = ("mlp", "ffn", "feed_forward", "mixer", "block_sparse_moe")
@@ -253,7 +249,7 @@ OF_ATTENTION = {
     "latent_up_proj": (("fc2_latent_proj", "routed_expert_up_proj"),),
     "in_proj_qkvz": (("in_proj_qkv", "in_proj_qkvz"), ("in_proj_z", "in_proj_qkvz")),
 }
-"""Matrix of ours -> for each of the matrices that it joins: its names in checkpoints."""
+"""Name of a `Matrix` -> for each matrix that it joins: its names in checkpoints."""
 
 OF_MLP = {"gate_up_proj": (GATE, UP), "up_proj": (UP,), "down_proj": (DOWN,)}
 
@@ -261,11 +257,15 @@ HEAD = ("lm_head", "language_model.lm_head", "model.lm_head", "head")
 
 MOST_REGEXES = 2_000
 MOST_REPETITIONS = 6
-"""Unbounded repetitions in one regular expression; more could take forever on a name that does not match."""
+"""Maximum number of unbounded repetitions in one regular expression; more could take forever on a name that
+does not match.
+"""
 
 _STRIPPED = re.compile("|".join(re.escape(prefix) for prefix in sorted(PREFIXES, key=len, reverse=True)))
 _REGEX = re.compile(r"^\.\*|[\\^$(|+]")
-"""Finds what only regular expressions have; model.layers.1.* is a wildcard of layer 1, not of layer 10."""
+"""Finds syntax that only regular expressions have; model.layers.1.* is a wildcard of layer 1, not of layer
+10.
+"""
 _NESTED = re.compile(r"\([^()]*[*+{][^()]*\)\s*[*+{]")
 
 
@@ -278,7 +278,7 @@ class Names(NamedTuple):
     shared: tuple[str, ...]
 
     def parts(self, layer: int, matrix: str) -> list[list[str]]:
-        """Returns the full names of each of the matrices that a matrix of ours joins."""
+        """Returns the full names of each matrix joined in a `Matrix`."""
         places = list[tuple[tuple[str, ...], tuple[str, ...]]]()
         for start, containers in (("expert_", self.experts), ("shared_", self.shared), ("", self.dense)):
             of_mlp = OF_MLP.get(matrix.removeprefix(start)) if matrix.startswith(start) else None
@@ -298,9 +298,9 @@ class Names(NamedTuple):
 
 
 def names_in(text: str, *, experts_beside_mlp: bool = False) -> Names:
-    """Returns the names that a checkpoint's patterns can tell apart: usual containers, and those in text.
+    """Returns the names that a checkpoint's patterns can distinguish: usual containers, and those in text.
 
-    text: all patterns. experts_beside_mlp: the experts are beside a dense `mlp` instead of in it (Gemma 4).
+    text: all patterns. experts_beside_mlp: the experts are next to a dense `mlp` instead of in it (Gemma 4).
     """
 
     def used(containers: Sequence[str]) -> tuple[str, ...]:
@@ -363,13 +363,13 @@ def modules(where: str, patterns: Iterable[str]) -> Modules:
             f"{where}: holds {len(regexes):,} regular expressions; at most {MOST_REGEXES:,} are read"
         )
     joined = re.compile("|".join(f"(?:{one})" for one in dict.fromkeys(globs))) if globs else None
-    # Names that no prefix of a language model starts may begin a pattern, as in layers.0.ffn.experts.
+    # A pattern may begin with a name without a language model's prefix, as in layers.0.ffn.experts.
     prefixes = tuple(prefix for prefix in PREFIXES if prefix in used or not prefix)
     return Modules(frozenset(plain - {""}), joined, tuple(regexes), prefixes)
 
 
 def regular_expression(where: str, text: str) -> re.Pattern[str]:
-    """Compiles an expression of a checkpoint. Raises ValueError if it is none, or could take too long."""
+    """Compiles an expression of a checkpoint. Raises ValueError if it is invalid, or could take too long."""
     if (
         _NESTED.search(text)
         or len(re.findall(r"(?<!\\)[*+]|\{\d*,\}", text)) > MOST_REPETITIONS
@@ -385,7 +385,7 @@ def regular_expression(where: str, text: str) -> re.Pattern[str]:
 
 
 def readable_as_regex(pattern: str) -> list[re.Pattern[str]]:
-    """Returns the expression that a pattern with wildcards may be instead; none if it is none."""
+    """Returns a wildcard pattern interpreted as a regular expression; none if it is not one."""
     try:
         return [regular_expression("", pattern)]
     except ValueError:
@@ -403,7 +403,7 @@ def listed(where: str, given: Any) -> list[str]:
     return given
 
 
-# The formats that a user asks for.
+# The formats requested by a user.
 
 MODELOPT = {
     "FP8": "fp8",
@@ -435,15 +435,15 @@ MODELOPT = {
 """quant_algo of Model Optimizer and TensorRT-LLM -> weight format."""
 
 IS_QUANTISED = "the checkpoint is quantised already"
-"""Part of the message on a format that an engine would have to make from another one."""
+"""Part of the message on a format that an engine would have to convert from another one."""
 
 
 def as_asked(model: ModelSpec, asked: Mapping[str, str], method: str | None, *, is_given: bool) -> ModelSpec:
-    """Returns the model in the formats that the user asks for. Raises ValueError for what cannot be served.
+    """Returns the model in the formats requested by the user.
 
-    model: with the checkpoint's own formats. asked: setting -> format. method: the checkpoint's quantiser;
-    None: it is not quantised. is_given: the checkpoint is the user's own; else it is a published model, of
-    which checkpoints in other formats may exist.
+    Raises ValueError if it cannot be served. model: with the checkpoint's own formats. asked: setting ->
+    format. method: the checkpoint's quantiser; None: it is not quantised. is_given: whether the checkpoint is
+    the user's own; if not, it is a published model that may have checkpoints in other formats.
     """
     if "weights" in asked:
         model = _with_weights(model, asked["weights"], method, is_given=is_given)
@@ -484,7 +484,7 @@ def _with_weights(model: ModelSpec, name: str, method: str | None, *, is_given: 
 def _as_an_engine_would(
     model: ModelSpec, name: str, meaning: Meaning, method: str | None, own: set[str], *, is_given: bool
 ) -> ModelSpec:
-    """Returns the model whose checkpoint is quantised online, or replaced by one that is quantised so."""
+    """Returns the model whose checkpoint is quantised online, or replaced by one quantised in this way."""
     if method is not None and is_given:
         raise ValueError(_mismatch(name, method, own))
     stored = meaning.weights or meaning.moe_weights
@@ -524,7 +524,7 @@ def _is_format(name: str) -> bool:
 
 
 def _base(name: str | None) -> str:
-    """Returns the kind of a format, whatever its groups and blocks: int4_wo_g32 is int4_wo."""
+    """Returns the kind of a format, without its groups and blocks: int4_wo_g32 is int4_wo."""
     kind = kind_of(name or "")
     return "fp8" if kind == "fp8_block" else kind
 
@@ -533,13 +533,13 @@ class Meaning(NamedTuple):
     """Meaning of an engine's name."""
 
     weights: str | None = None
-    """Format of all weights; None: the name does not say, the checkpoint does."""
+    """Format of all weights; None: the checkpoint determines it."""
     moe_weights: str | None = None
     """Format of routed experts; None: as `weights`."""
     methods: tuple[str, ...] = ()
-    """quant_method of the checkpoints that have it."""
+    """quant_method of the checkpoints in this format."""
     is_online: bool = False
-    """Whether the engine quantises a checkpoint of 16 bits in this way while it loads it."""
+    """Whether the engine quantises a 16-bit checkpoint in this way while loading it."""
 
 
 AWQ, GPTQ = ("awq", "auto_awq", "awq_marlin"), ("gptq", "auto_gptq", "gptq_marlin", "gptqmodel")
@@ -604,7 +604,7 @@ ENGINE_NAMES: dict[str, Meaning] = {
     # TensorRT-LLM: quant_algo.
     **{name.lower(): Meaning(stored) for name, stored in MODELOPT.items() if name != "FP8"},
 }
-"""Engine's name -> its meaning. Those that are also formats of ours are taken as formats (`hf.asked`)."""
+"""Engine's name -> its meaning. Names that are also weight formats are treated as formats (`hf.asked`)."""
 
 REFUSED = {
     "squeezellm": ("engines no longer serve it", "gptq"),
@@ -619,16 +619,16 @@ REFUSED = {
     "mxfp_w4a8": ("it is for chips that are not priced", "mxfp4_mxfp8"),
     "qoq": ("engines no longer serve it", "int4_int8"),
 }
-"""Names of engines that have no price: the reason, and the nearest name that has one."""
+"""Engines' names without a price: the reason, and the nearest name with one."""
 
 DESCRIBED = ("fp8", "int8", "int4_wo", "nvfp4")
-"""Formats to choose from where a name leaves the format to the checkpoint."""
+"""Formats to choose from if a name leaves the format to the checkpoint."""
 
 
 def meaning_of(name: str) -> Meaning | None:
-    """Returns the meaning of an engine's name; None for a format of ours that is no engine's name.
+    """Returns the meaning of an engine's name; None for a weight format that is not an engine's name.
 
-    Raises ValueError for a name that has no price, and for one that is neither, with the nearest.
+    Raises ValueError for a name without a price, and for an unknown name, with the nearest one.
     """
     if name in REFUSED:
         reason, nearest = REFUSED[name]
@@ -637,7 +637,7 @@ def meaning_of(name: str) -> Meaning | None:
 
 
 def nearest_to(name: str) -> str:
-    """Returns "; nearest: NAME" for a name that is not known, or nothing if none is like it."""
+    """Returns "; nearest: NAME" for an unknown name, or an empty text if none is similar."""
     found = difflib.get_close_matches(
         name.lower().replace("-", "_"), [*ENGINE_NAMES, *WEIGHT_FORMATS], 1, 0.5
     )

@@ -1,7 +1,7 @@
 """Reads each quantiser's description of a checkpoint: its formats, and the modules that have them.
 
-A description is the quantization_config of a config.json, or a file beside it. Its reader returns a `Plan`;
-whatever names a format that is not known is an error with the key.
+A description is the quantization_config of a config.json, or a file next to it. Its reader returns a `Plan`;
+an unknown format is an error with the key.
 
 The module is long because each quantiser has its own reader, and they are read side by side.
 """
@@ -36,7 +36,7 @@ from hwmodels.hf.quantization import (
 from hwmodels.model import Block
 from hwmodels.model.weights import Role, in_groups, weight_format
 
-# Weights of whole numbers of bits: AWQ, GPTQ, AutoRound, HQQ, AQLM.
+# Weights with an integer number of bits: AWQ, GPTQ, AutoRound, HQQ, AQLM.
 
 WHOLE = {2: "int2_wo", 3: "int3_wo", 4: "int4_wo", 8: "int8_wo"}
 UNQUANTISED_BITS = 16
@@ -54,14 +54,17 @@ def of_bits(description: Description, allowed: Iterable[int], method: str, *keys
 
 
 def awq(description: Description) -> Plan:
-    """Reads AutoAWQ: 4 bits, groups of 128 by default; config.json says bits, quant_config.json w_bit."""
+    """Reads AutoAWQ: 4 bits, groups of 128 by default.
+
+    The key is bits in config.json, w_bit in quant_config.json.
+    """
     name = of_bits(description, WHOLE, "awq", "bits", "w_bit")
     size = description.group_size("group_size", "q_group_size", default=128)
     return Plan(in_groups(name, size), (description.left_out(),))
 
 
 def gptq(description: Description) -> Plan:
-    """Reads GPTQ; `dynamic` rules of GPTQModel leave modules out (-:) or give them other bits (+:)."""
+    """Reads GPTQ; `dynamic` rules of GPTQModel exclude modules (-:) or change their bits (+:)."""
     method = "gptq"
     name = of_bits(description, WHOLE, method, "bits", "w_bit", "wbits")
     size = description.group_size("group_size", "groupsize", default=128)
@@ -194,12 +197,12 @@ def bitsandbytes(description: Description) -> Plan:
 def fp8(description: Description) -> Plan:
     """Reads DeepSeek's and transformers' fp8: blocks of weights with a scale, or one for a tensor or row.
 
-    ModelOpt keeps this method for a checkpoint whose experts alone it stores in another format.
+    ModelOpt keeps this method for a checkpoint in which only the experts have another format.
     """
     stored, notes = blocks_of_fp8(description)
     left_out, rules = description.left_out(), list[Rule]()
     if "quantized_layers" in description.fields:
-        # What ModelOpt ignores keeps the format that it had.
+        # Modules that ModelOpt ignores keep their format.
         rules += quantized_layers(description)
         kept = description.first("modules_to_not_convert", "ignored_layers")
         left_out = Description(description.where, {"ignored_layers": kept}).left_out()
@@ -228,7 +231,7 @@ def blocks_of_fp8(description: Description) -> tuple[str, tuple[str, ...]]:
 
 
 def fixed(name: str, *notes: str) -> Callable[[Description], Plan]:
-    """Returns the reader of a method that has one format."""
+    """Returns the reader of a method with a single format."""
 
     def read(description: Description) -> Plan:
         return Plan(name, (description.left_out(),), notes=notes)
@@ -237,7 +240,7 @@ def fixed(name: str, *notes: str) -> Callable[[Description], Plan]:
 
 
 def experts_in(name: str) -> Callable[[Description], Plan]:
-    """Returns the reader of a method that stores routed experts alone in that format."""
+    """Returns the reader of a method that stores only routed experts in this format."""
 
     def read(description: Description) -> Plan:
         return Plan(None, (Rule(Modules(frozenset({"experts"})), name),))
@@ -294,7 +297,7 @@ def modelopt(description: Description) -> Plan:
         rules = quantized_layers(description)
         return Plan(None, (description.left_out(), *rules))
     if algorithm is None and {"quant_algo", "kv_cache_quant_algo"} <= description.fields.keys():
-        return Plan(None)  # keys and values alone are quantised
+        return Plan(None)  # only keys and values are quantised
     stored = modelopt_format(description)
     groups = [group for group in description.inside("config_groups").values() if isinstance(group, Mapping)]
     if stored == "nvfp4" and groups and not any(group.get("input_activations") for group in groups):
@@ -415,7 +418,7 @@ def group_scheme(group: Description) -> str:
 
 
 def quark(description: Description) -> Plan:
-    """Reads AMD Quark: a global scheme, and others for layers by name; exclude leaves modules out."""
+    """Reads AMD Quark: a global scheme, and others for layers by name; `exclude` omits modules."""
     rules = [description.left_out()]
     for name, given in description.inside("layer_quant_config").items():
         own = description.of(f'layer_quant_config["{name}"]', given)
@@ -571,7 +574,7 @@ NOT_PRICED = {
     "marlin": "engines no longer serve it",
     "gptq_marlin_24": "engines no longer serve 2:4 sparse weights in 4 bits",
 }
-"""quant_method -> why it is refused."""
+"""quant_method -> why it is rejected."""
 
 # Keys and values.
 
@@ -596,7 +599,7 @@ KV_SCHEMES = {("float", 8): "fp8", ("int", 8): "int8", ("float", 4): "nvfp4", ("
 
 
 def kv_cache(description: Description) -> str:
-    """Returns kv_cache_dtype. Raises ValueError for a format that is not known.
+    """Returns kv_cache_dtype. Raises ValueError for an unknown format.
 
     Model Optimizer names a kv_cache_quant_algo, in older files one level down; compressed-tensors and newer
     files describe a kv_cache_scheme; Quark describes the outputs of the projections of keys and values.
@@ -656,9 +659,9 @@ def stored_weights(
 ) -> StoredWeights:
     """Returns the formats of all matrices by the description.
 
-    layers: one block for each layer. dtype: that of matrices which are not quantised. asked: formats that the
-    user sets; with `weights` and `kv_cache_dtype` among them nothing has to be understood.
-    experts_beside_mlp: see `names_in`. Raises ValueError for what names a format and is not known.
+    layers: one block for each layer. dtype: of unquantised matrices. asked: formats set by the user; with
+    both `weights` and `kv_cache_dtype` the description is not needed. experts_beside_mlp: see `names_in`.
+    Raises ValueError for an unknown format.
     """
     asked = asked or {}
     notes = list[str]()
@@ -682,7 +685,7 @@ def stored_weights(
 
 
 def plan_of(description: Description) -> Plan:
-    """Returns the formats by module. Raises ValueError for a quantiser that is not known."""
+    """Returns the formats by module. Raises ValueError for an unknown quantiser."""
     method = method_of(description.fields)
     if method is not None and method in NOT_PRICED:
         raise description.wrong(
@@ -695,7 +698,7 @@ def plan_of(description: Description) -> Plan:
 
 
 def keys_and_values(description: Description, folder: Path | None) -> tuple[str, tuple[str, ...]]:
-    """Returns kv_cache_dtype; where the config.json does not name it, hf_quant_config.json may."""
+    """Returns kv_cache_dtype; if the config.json does not name it, hf_quant_config.json may."""
     kv = kv_cache(description)
     if kv != "auto" or description.where not in KEYS or folder is None:
         return kv, ()
@@ -712,7 +715,7 @@ def keys_and_values(description: Description, folder: Path | None) -> tuple[str,
 
 
 def of_layers(plan: Plan, layers: Sequence[Block], names: Names, dtype: str, where: str) -> StoredWeights:
-    """Returns the formats of the layers' matrices: the commonest of each role, and what differs from it."""
+    """Returns the formats of the layers' matrices: the most common one per role, and the exceptions."""
     found = [dict(formats_of(plan, layer, number, names)) for number, layer in enumerate(layers)]
     sizes: dict[Role, Counter[str | None]] = {Role.dense: Counter(), Role.routed: Counter()}
     for layer, own in zip(layers, found, strict=True):
@@ -745,7 +748,7 @@ def of_layers(plan: Plan, layers: Sequence[Block], names: Names, dtype: str, whe
 
 
 def formats_of(plan: Plan, layer: Block, number: int, names: Names) -> Iterator[tuple[str, str | None]]:
-    """Yields each matrix of a layer and its format; of matrices that are joined, the widest format counts."""
+    """Yields each matrix of a layer and its format; for joined matrices, the widest format is used."""
     for matrix in layer.layer_matrices(1 << 10):
         if matrix.role is not Role.plain:
             formats = [format_of(plan, part) for part in names.parts(number, matrix.name)]
@@ -753,7 +756,7 @@ def formats_of(plan: Plan, layer: Block, number: int, names: Names) -> Iterator[
 
 
 def bits_of(name: str | None) -> float:
-    """Returns the bytes per weight of a format; those of matrices that are not quantised are the largest."""
+    """Returns the bytes per weight of a format; unquantised matrices have the most."""
     return float("inf") if name is None else weight_format(name).bytes_per_weight
 
 
@@ -766,5 +769,5 @@ def format_of(plan: Plan, module: Sequence[str]) -> str | None:
 
 
 def head_format(plan: Plan) -> str | None:
-    """Returns the format of the LM head: only what names it quantises it."""
+    """Returns the format of the LM head: it is quantised only if a rule names it."""
     return next((rule.stored for rule in plan.rules if rule.modules.match(HEAD)), None)

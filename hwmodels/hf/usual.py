@@ -1,10 +1,8 @@
 """Reads the layers of a transformer whose fields have their usual meanings, under any of their usual names.
 
-Many architectures differ from Llama in names and in biases, norms and activations only; this reader serves
-them, and architectures that are not known at all.
-
-The weights outside the layers, and the names of fields, in which a few architectures differ from the usual,
-stand here, too: one idea in more than 400 lines.
+Many architectures differ from Llama only in names, biases, norms and activations; this reader serves them,
+and unknown architectures. The module also holds the weights outside the layers, and the field names of a few
+architectures that differ from the usual.
 """
 
 from __future__ import annotations
@@ -93,7 +91,7 @@ def with_usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_names(*names: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Returns a function that gives these fields, where they are missing, the values of their synonyms."""
+    """Returns a function that fills these fields, if missing, from their synonyms."""
     groups = {
         name: next((usual, *synonyms) for usual, synonyms in SYNONYMS.items() if name in (usual, *synonyms))
         for name in names
@@ -121,8 +119,8 @@ def usual_attention(
 ) -> list[Attention]:
     """Reads grouped-query or latent attention with or without windows.
 
-    qkv_bias, o_bias, qk_norm: traits of the architecture; None: as the fields say. full_every: every so many
-    layers one without a window, where the fields name none. traits: of `GroupedQueryAttention`.
+    qkv_bias, o_bias, qk_norm: traits of the architecture; None: from the fields. full_every: interval of
+    layers without a window, if the fields do not specify them. traits: of `GroupedQueryAttention`.
     """
     if fields.value("kv_lora_rank"):
         return latent_attention(fields)
@@ -145,7 +143,7 @@ def usual_attention(
 
 
 def reach(fields: Fields, full_every: int | None = None) -> list[int | None]:
-    """Returns the window of each layer by layer_types, by a pattern, or the same; None: full attention."""
+    """Returns the window of each layer: by layer_types, by a pattern, or equal; None: full attention."""
     num_layers = fields.whole("num_hidden_layers")
     window = fields.count("sliding_window") or None
     in_force = fields.flag("use_sliding_window", default=True)
@@ -183,8 +181,8 @@ def usual_mlp(
 ) -> list[Mlp]:
     """Reads dense MLPs and mixtures of experts.
 
-    gated, bias: traits of the architecture; None: as hidden_act and mlp_bias say. factor: width over the
-    hidden size where no field states the width.
+    gated, bias: traits of the architecture; None: from hidden_act and mlp_bias. factor: ratio of width to
+    hidden size, if no field states the width.
     """
     num_layers = fields.whole("num_hidden_layers")
     if gated is None:
@@ -221,7 +219,7 @@ def width(fields: Fields, layer: int, factor: int | None) -> int:
 def usual_experts(
     fields: Fields, *, gated: bool, router_bias: bool, shared_gate: bool = False
 ) -> MixtureOfExperts | None:
-    """Returns the experts of the layers that have some; None for a dense model."""
+    """Returns the experts of the layers with experts; None for a dense model."""
     if not scalar(fields, "num_experts"):
         fields.ignore("num_experts_per_tok", "moe_intermediate_size", "num_shared_experts")
         return None
@@ -251,7 +249,7 @@ def usual_experts(
 
 
 def scalar(fields: Fields, name: str) -> int | None:
-    """Returns a whole number, also from a list with the same one for every layer; None if missing."""
+    """Returns an integer, also from a list of equal integers per layer; None if missing."""
     given = fields.value(name)
     if isinstance(given, list):
         values = set(fields.wholes(name))
@@ -262,7 +260,7 @@ def scalar(fields: Fields, name: str) -> int | None:
 
 
 def sparse_layers(fields: Fields, num_layers: int) -> list[bool]:
-    """Returns which layers have experts: after the first dense ones, by a list, or each so-many-th."""
+    """Returns which layers have experts: after the first dense ones, by a list, or at an interval."""
     first = fields.count("first_k_dense_replace")
     last = fields.value("moe_layer_end_index")
     kinds = fields.names("mlp_layer_types", ("dense", "sparse"), num_layers)
@@ -291,9 +289,10 @@ def sparse_layers(fields: Fields, num_layers: int) -> list[bool]:
 
 
 def unknown_attention(fields: Fields) -> list[Attention]:
-    """Reads the attention of an architecture that is not known, whose windows must be stated layer by layer.
+    """Reads the attention of an unknown architecture, whose windows must be stated layer by layer.
 
-    Raises ValueError for a window without layer_types or a pattern: classes put it into all layers or some.
+    Raises ValueError for a window without layer_types or a pattern, because some classes use it in all layers
+    and others in some.
     """
     layers = usual_attention(fields)
     stated = any(fields.value(name) is not None for name in ("layer_types", "sliding_window_pattern"))
@@ -306,7 +305,7 @@ def unknown_attention(fields: Fields) -> list[Attention]:
 
 
 def no_other_weights(fields: Fields) -> tuple[OtherWeights, ...]:
-    """Returns no weights besides the vocabulary's."""
+    """Returns no weights apart from the vocabulary's."""
     return ()
 
 
@@ -330,7 +329,7 @@ def per_layer_embeddings(fields: Fields) -> tuple[OtherWeights, ...]:
 def hyper_connections(fields: Fields, *, mixes: bool = True) -> tuple[OtherWeights, ...]:
     """Returns the weights of hyper-connections (hc_mult streams), two of them in each layer.
 
-    mixes: whether they also make the n^2 weights with which the n streams are mixed (GLM-5.3-Flash).
+    mixes: whether they also compute the n^2 weights that mix the n streams (GLM-5.3-Flash).
     """
     n = fields.count("hc_mult")
     fields.ignore("hc_sinkhorn_iters", "hc_magnitude")
@@ -342,7 +341,7 @@ def hyper_connections(fields: Fields, *, mixes: bool = True) -> tuple[OtherWeigh
 
 
 def gated_norms(fields: Fields) -> tuple[OtherWeights, ...]:
-    """Returns the weights of the gates of norms, of low rank: two in layers with experts, else one."""
+    """Returns the weights of the low-rank gates of norms: two in layers with experts, else one."""
     hidden, rank = fields.whole("hidden_size"), fields.whole("gated_norm_rank")
     num_layers = fields.whole("num_hidden_layers")
     kinds = fields.names("mlp_layer_types", ("dense", "sparse"), num_layers) or []
@@ -418,7 +417,7 @@ def dbrx_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def qwen_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the first Qwen's fields: intermediate_size is that of gate and up projection together."""
+    """Returns the first Qwen's fields: intermediate_size covers gate and up projection together."""
     named = with_usual_names(config)
     width = named.get("intermediate_size")
     if isinstance(width, int):
@@ -438,7 +437,7 @@ def muse_names(config: Mapping[str, Any]) -> dict[str, Any]:
 def cohere2_moe_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Command A+'s fields: intermediate_size is the experts' width, dense layers have their own.
 
-    Without layer_types, the windows of the first dense layers follow a pattern of their own.
+    Without layer_types, the windows of the first dense layers follow a separate pattern.
     """
     named = with_usual_names(config)
     dense = named.pop("prefix_dense_intermediate_size", None)
@@ -466,7 +465,7 @@ def inkling_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dots3_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of dots3, which has a name of its own for the width of a shared expert."""
+    """Returns the fields of dots3, which has its own name for the width of a shared expert."""
     named = dict(config)
     if "shared_experts_intermediate_size" in named:
         named["shared_expert_intermediate_size"] = named.pop("shared_experts_intermediate_size")

@@ -1,4 +1,4 @@
-"""The shape of one iteration (a forward pass of a replica), models that price it, and the jitter of times."""
+"""The shape of one iteration (a forward pass of a replica), models that price it, and timing jitter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ COMPONENTS = ("gemm", "attention", "communication", "elementwise", "lm_head", "l
 
 
 class AdapterBatch(NamedTuple):
-    """Tokens and ranks of an iteration's LoRA adapters (Punica batches several of them). Numbers or arrays.
+    """Tokens and ranks of an iteration's LoRA adapters (Punica batches several).
+
+    Fields are numbers or arrays.
 
     Ranks include the padding of the kernels.
     """
@@ -27,21 +29,24 @@ class AdapterBatch(NamedTuple):
     adapters: Num
     """Number of different adapters."""
     tokens: Num
-    """Tokens that go through an adapter."""
+    """Number of tokens with an adapter."""
     rank_tokens: Num
-    """Sum over those tokens of their adapter's rank: the amount of arithmetic."""
+    """Sum of the adapter's rank over these tokens: the amount of arithmetic."""
     ranks: Num
     """Sum of the ranks of the different adapters: the amount of weights read."""
 
 
 class DraftWork(NamedTuple):
-    """Draft tokens that an iteration verifies, and those that it drafts afterwards. Numbers or arrays.
+    """Draft tokens that an iteration verifies, and tokens drafted after it. Fields are numbers or arrays.
 
-    A decoding sequence with K draft tokens has 1 + K rows in the pass, of which 1 to K + 1 become tokens.
+    A decoding sequence with K draft tokens has 1 + K rows in the pass, of which 1 to K + 1 become output
+    tokens.
     """
 
     tokens: Num
-    """Draft tokens verified, summed over sequences: rows beside the `decode_seqs` rows of next tokens."""
+    """Draft tokens verified, summed over sequences: rows in addition to the `decode_seqs` rows of next
+    tokens.
+    """
     pairs: Num
     """Query-key pairs of these rows, summed; a chain: rows (context + (rows + 1) / 2) per sequence."""
     seqs: Num
@@ -53,7 +58,7 @@ class DraftWork(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Totals over the ranks of data-parallel attention: what the layers that they share compute."""
+    """Totals over the ranks of data-parallel attention: the work of the layers that they share."""
 
     decode_seqs: Num
     prefill_seqs: Num
@@ -71,7 +76,7 @@ class IterationShape(NamedTuple):
     decode_seqs: Num
     """Sequences that decode; each has one row, and one more for each of its draft tokens."""
     decode_context_tokens: Num
-    """KV tokens that these sequences attend to, one new one each included, summed over sequences."""
+    """KV tokens that these sequences attend to, including one new token each, summed over sequences."""
     prefill_seqs: Num
     """Number of prompt chunks."""
     prefill_tokens: Num
@@ -83,12 +88,13 @@ class IterationShape(NamedTuple):
     sampled_seqs: Num
     """Rows through the LM head: decodes, draft tokens, and chunks that complete their prompt."""
     adapters: AdapterBatch | None = None
-    """Work of LoRA adapters; None: there is none."""
+    """Work of LoRA adapters; None: no adapters."""
     drafts: DraftWork | None = None
-    """Work of speculative decoding; None: there is none."""
+    """Work of speculative decoding; None: no drafts."""
     gathered: Gathered | None = None
-    """If ranks of data-parallel attention differ: their totals. The other fields are then those of one rank,
-    times the number of ranks. None: the work is spread evenly."""
+    """Totals over the ranks of data-parallel attention, if the ranks differ. The other fields then hold one
+    rank's work times the number of ranks. None: the work is spread evenly.
+    """
 
     @property
     def counts(self) -> tuple[Num, ...]:
@@ -111,8 +117,8 @@ COUNTED = IterationShape._fields[:7]
 def causal_pairs(num_new_tokens: int, num_cached_tokens: Num = 0) -> Num:
     """Returns the query-key pairs of a chunk of n new tokens after c cached ones, under the causal mask.
 
-    n c + n (n + 1) / 2. A whole prompt of 4 tokens has 10 pairs; its second half alone 2 x 2 + 3 = 7.
-    An array of cached tokens gives an array: the same chunk size in each of many iterations.
+    n c + n (n + 1) / 2. A whole prompt of 4 tokens has 10 pairs; its second half alone has 2 x 2 + 3 = 7. An
+    array of cached tokens gives an array, for the same chunk size in many iterations.
     """
     n, c = num_new_tokens, num_cached_tokens
     return n * c + n * (n + 1) // 2
@@ -127,18 +133,18 @@ class Explained(NamedTuple):
     share: float
     """Share of the iteration's time."""
     bound: str
-    """compute, memory, communication or launch; host for time that belongs to no operator."""
+    """compute, memory, communication or launch; host: time outside of operators."""
     flops: float
     bytes_moved: float
     calls: float
 
 
 class UnknownIterationError(ValueError):
-    """Raised for an iteration that a model cannot price, such as one that was not recorded."""
+    """Raised for an iteration that a model cannot price, such as an unrecorded one."""
 
 
 def counted(level: str, shape: IterationShape) -> tuple[Any, ...]:
-    """Returns the numbers of a plain iteration.
+    """Returns the fields of a plain iteration.
 
     Raises UnknownIterationError if it has adapters or draft tokens.
     """
@@ -156,7 +162,7 @@ def ends_of_decodes(
     num_context_tokens: int,
     num_iterations: int,
 ) -> list[float]:
-    """Computes `IterationModel.decode_ends` by the seconds of shapes."""
+    """Computes `IterationModel.decode_ends` from the `seconds` of shapes."""
     contexts = num_context_tokens + num_seqs * np.arange(num_iterations)
     durations_s = seconds(IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs))
     return list(accumulate(durations_s.tolist(), initial=start_s))[1:]
@@ -166,9 +172,9 @@ class IterationModel(Protocol):
     """Interface of all latency levels: data sheet, calibrated, table, recorded.
 
     Results have the broadcast shape of the fields of the argument. `seconds` of arrays equals, bit for bit,
-    `seconds` of their elements one by one: the simulator relies on it to leap over iterations without
-    changing any time. A model that cannot price an iteration raises UnknownIterationError; of several
-    iterations it returns NaN for that one, since a leap may be cut before it.
+    `seconds` of their elements one by one. The simulator relies on this to leap over iterations without
+    changing any time. A model that cannot price an iteration raises UnknownIterationError. Among several
+    iterations it returns NaN for that one, because a leap may be cut before it.
     """
 
     @property
@@ -187,9 +193,9 @@ class IterationModel(Protocol):
     ) -> list[float]:
         """Returns the end times of consecutive decode-only iterations of num_seqs sequences.
 
-        The first starts at start_s and attends to num_context_tokens; in each further one every sequence
-        attends to one token more. The `seconds` of each are added to the end of the one before it, up to the
-        first iteration that the model cannot price. If that is the very first, it raises
+        The first starts at start_s and attends to num_context_tokens; in each further iteration every
+        sequence attends to one more token. The `seconds` of each are added to the end of the previous one, up
+        to the first iteration that the model cannot price. If that is the first of all, it raises
         UnknownIterationError.
         """
 
@@ -211,7 +217,7 @@ class IterationModel(Protocol):
 
 
 class UnknownMachine:
-    """An `IterationModel` of a machine without a description: its figures are NaN."""
+    """An `IterationModel` of a machine without a description: its values are NaN."""
 
     peak_flops_per_s = nan
     peak_bytes_per_s = nan
@@ -239,7 +245,7 @@ class UnknownMachine:
 
 BLOCK = 1024  # factors drawn at once
 MAX_CV = 10.0
-"""Limit of coefficients of variation: above it, the mean of any run is far below that of the distribution."""
+"""Limit of coefficients of variation: above it, the mean of any run is far below the distribution's mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,12 +255,12 @@ class Jitter(Checked):
         factor of iteration i = independent(i) x drift(i) x straggler(i), each with mean 1
 
         independent  lognormal: short disturbances, such as those of the host
-        drift        exp of a first-order autoregression: clocks, temperature, co-tenants; lognormal as well
-        straggler    straggler_factor with probability straggler_share, else 1, both divided by their mean
+        drift exp of a first-order autoregression: clocks, temperature, co-tenants; also lognormal straggler
+        straggler_factor with probability straggler_share, else 1; both divided by their mean
 
     A lognormal factor with mean 1 and coefficient of variation c is exp(s z - s^2 / 2), s^2 = ln(1 + c^2).
-    With c = 0.1, s = 0.0998, and 1 % of the factors are above exp(2.326 s - s^2 / 2) = 1.255. The factors
-    belong to the number of the iteration, so they do not depend on how many iterations are computed at once.
+    With c = 0.1, s = 0.0998, and 1 % of the factors are above exp(2.326 s - s^2 / 2) = 1.255. The factors are
+    determined by the iteration number, so they do not depend on the number of iterations computed at once.
     """
 
     independent_cv: Annotated[float, Ge(0), Le(MAX_CV), "(a share of the mean)"] = 0.0
@@ -262,11 +268,11 @@ class Jitter(Checked):
     drift_cv: Annotated[float, Ge(0), Le(MAX_CV), "(a share of the mean)"] = 0.0
     """Coefficient of variation of the slow drift."""
     drift_iterations: Positive = 1000.0
-    """Iterations over which the correlation of the drift falls to 1/e."""
+    """Number of iterations over which the correlation of the drift falls to 1/e."""
     straggler_share: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of the iterations that are stragglers."""
     straggler_factor: Annotated[float, Ge(1), FINITE] = 2.0
-    """Duration of a straggler, in durations of other iterations."""
+    """Duration of a straggler, as a multiple of other iterations."""
 
     @property
     def sentence(self) -> str:
@@ -281,7 +287,7 @@ class Jitter(Checked):
 
 
 class JitterFactors:
-    """The factors of one replica's iterations, drawn in blocks from a generator of its own."""
+    """The factors of one replica's iterations, drawn in blocks from the replica's own generator."""
 
     __slots__ = ("_drift", "_factors", "_first", "_jitter", "_rng")
 
@@ -295,7 +301,7 @@ class JitterFactors:
     def of(self, first: int, count: int) -> NDArray[np.float64]:
         """Returns the factors of iterations first, ..., first + count - 1.
 
-        `first` may not decrease from call to call, as earlier factors are forgotten.
+        `first` may not decrease from call to call, because earlier factors are dropped.
         """
         assert first >= self._first, f"iteration {first}: factors before {self._first} are forgotten"
         while self._first + len(self._factors) < first + count:
@@ -306,7 +312,7 @@ class JitterFactors:
         return self._factors[start : start + count]
 
     def _block(self) -> NDArray[np.float64]:
-        """Draws the factors of the next `BLOCK` iterations; always as many numbers, whatever the settings."""
+        """Draws the factors of the next `BLOCK` iterations; all settings use the same number of draws."""
         jitter, rng = self._jitter, self._rng
         independent, innovations = rng.standard_normal((2, BLOCK))
         uniform = rng.random(BLOCK)

@@ -1,9 +1,9 @@
-"""GPU seconds of decodes: the sum over decode operators, and its prices by context, fast to repeat.
+"""GPU seconds of decodes: the sum over decode operators, and fast repeated prices by context.
 
-A pass is a batch in which sequences verify draft tokens; a decode is one without any. The same numbers of
-sequences and draft tokens are priced many times in a row with growing contexts, so the lines of each operator
-(`ops.DecodeSeconds`) are computed once for them. Lines that lie below another one are left out, which changes
-no bit of the maximum: a rounded sum or product never falls as its operands grow.
+A pass is a batch in which sequences verify draft tokens; a decode is a batch without draft tokens. The same
+numbers of sequences and draft tokens are priced many consecutive times with growing contexts, so the lines of
+each operator (`ops.DecodeSeconds`) are computed once for them. Lines that lie below another line are dropped.
+This changes no bit of the maximum, because a rounded sum or product never decreases as its operands grow.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hwmodels.iterations.layout import RankBatch, seen
 from hwmodels.iterations.ops import DecodeSeconds, Operator, rows_each, total_seconds
 
 BEYOND_ROUNDING = 1 + 1e-9
-"""A line that is above another one by this factor is also above it in rounded arithmetic."""
+"""A line that exceeds another one by this factor also exceeds it in rounded arithmetic."""
 
 FEW_CONTEXTS: Final = 48
-"""Largest number of contexts priced one by one: an array takes as long as 50 numbers."""
+"""Maximum number of contexts priced one by one: an array takes as long as 50 numbers."""
 
 Parts = list[tuple[float, int | None, Lines]]
-"""Per operator: calls per iteration, most tokens of a sequence that are seen, lines."""
+"""Per operator: calls per iteration, maximum number of attended tokens per sequence, lines."""
 
 
 class Decodes:
@@ -52,7 +52,7 @@ class Decodes:
         return seconds_of(parts, num_seqs, context, tokens, batch.draft_pairs)
 
     def parts(self, num_seqs: Any, rows: int) -> Parts:
-        """Returns the lines of each operator for sequences with so many rows each (numbers)."""
+        """Returns the lines of each operator for sequences with this many rows each (numbers)."""
         key = num_seqs, rows
         if key not in self._known:
             self._known[key] = [
@@ -62,7 +62,7 @@ class Decodes:
 
 
 def seconds_of(parts: Parts, num_seqs: Any, context_tokens: Any, tokens: Any, pairs: Any) -> Any:
-    """Returns the seconds of decodes with draft tokens; contexts and pairs of these may be arrays."""
+    """Returns the seconds of decodes with draft tokens; contexts and draft-token pairs may be arrays."""
     rows = num_seqs + tokens
     total_s: Any = 0.0  # or an array
     all_keys, all_pairs = context_tokens + tokens, context_tokens + pairs
@@ -76,7 +76,7 @@ def seconds_of(parts: Parts, num_seqs: Any, context_tokens: Any, tokens: Any, pa
 
 
 def _undominated(lines: Lines) -> Lines:
-    """Returns the lines as Python's numbers, without those that are nowhere above one of the others."""
+    """Returns the lines as Python numbers, without lines that never exceed all others."""
     kept: list[tuple[float, float, float, float]] = []
     for fixed_s, key_s, pair_s, row_s in sorted(set(lines), reverse=True):
         line = float(fixed_s), float(key_s), float(pair_s), float(row_s)
@@ -99,15 +99,15 @@ class DecodeBatch(NamedTuple):
     parts: Parts
 
     def seconds(self, context_tokens: Any, pairs: Any) -> Any:
-        """Returns the wall time by contexts and query-key pairs of the draft tokens; also arrays."""
+        """Returns the wall time for contexts and query-key pairs of the draft tokens; numbers or arrays."""
         gpu_s = self.counted_s + seconds_of(self.parts, self.num_seqs, context_tokens, self.tokens, pairs)
         return larger(gpu_s, self.floor_s) + self.added_s
 
     def by_context(self, most_pairs: float) -> ByContext | None:
-        """Returns the prices by context alone, each key of which is seen by most_pairs rows at most.
+        """Returns the prices by context alone, where at most most_pairs rows attend to each key.
 
-        With the same draft tokens for each sequence a key is seen by a fixed number of rows, so that lines of
-        pairs mostly lie below those of keys. None: they, or the rows, matter to an operator.
+        With the same draft tokens for each sequence, a fixed number of rows attends to a key, so lines of
+        pairs mostly lie below those of keys. Returns None if pairs or rows matter to an operator.
         """
         operators: list[KeyLines] = []
         for calls, window, lines in self.parts:
@@ -122,7 +122,7 @@ class DecodeBatch(NamedTuple):
 
 
 def _is_below(line: tuple[Any, ...], lines: Lines, most_pairs: float) -> bool:
-    """Returns whether a line without keys lies below one of keys, in rounded arithmetic too."""
+    """Returns whether a line without keys lies below one of keys, in rounded arithmetic as well."""
     fixed_s, key_s, pair_s, row_s = line
     if key_s or row_s or not pair_s:
         return False
@@ -133,7 +133,7 @@ def _is_below(line: tuple[Any, ...], lines: Lines, most_pairs: float) -> bool:
 
 
 class Prices(Protocol):
-    """Seconds by context tokens, with equal bits in both forms.
+    """Seconds by context tokens, bit-identical in both forms.
 
     few: the largest number of contexts for which `each` is faster.
     """
@@ -144,7 +144,7 @@ class Prices(Protocol):
         """Returns the seconds at each number of context tokens."""
 
     def many(self, contexts: NDArray[Any]) -> Any:
-        """Computes `each` for contexts that do not decrease, as an array; equal ones may be one number."""
+        """Computes `each` for non-decreasing contexts, as an array; equal contexts may be one number."""
 
 
 class OneByOne:
@@ -159,7 +159,7 @@ class OneByOne:
 
 
 def ends_of(prices: Prices, start_s: float, contexts: Sequence[int]) -> list[float]:
-    """Returns the end times of consecutive iterations with these contexts, the first of which starts then."""
+    """Returns the end times of consecutive iterations with these contexts, beginning at the given start."""
     if len(contexts) > prices.few:
         if isinstance(contexts, range):  # np.array(range) would take longer than the prices
             times_s = prices.many(np.arange(contexts.start, contexts.stop, contexts.step))
@@ -176,15 +176,15 @@ def ends_of(prices: Prices, start_s: float, contexts: Sequence[int]) -> list[flo
 
 
 KeyLines = tuple[float, float, list[tuple[float, float]]]
-"""Of an operator: calls per iteration, most keys that are read, lines (seconds, seconds per key)."""
+"""Per operator: calls per iteration, maximum number of keys read, lines (seconds, seconds per key)."""
 
 
 Straight = tuple[float, float, float]
-"""Of an operator: calls per iteration, fixed seconds, seconds per key."""
+"""Per operator: calls per iteration, fixed seconds, seconds per key."""
 
 
 class ByContext:
-    """The wall times of iterations that differ in their contexts only, which do not decrease.
+    """The wall times of iterations that differ only in their contexts, which do not decrease.
 
     counted_s: GPU seconds that do not depend on contexts. floor_s, added_s: see `HostShare`. tokens: draft
     tokens of all sequences.
@@ -202,7 +202,7 @@ class ByContext:
         self._tokens, self._operators = tokens, operators
         self.few = FEW_CONTEXTS
         self._straight: list[Straight] = []
-        """Highest line per operator at the contexts looked up last."""
+        """Highest line per operator at the last looked-up contexts."""
         self._from, self._to = inf, -inf  # the contexts at which they are the highest
 
     def each(self, contexts: Sequence[float]) -> list[float]:
@@ -219,7 +219,7 @@ class ByContext:
                     for context in contexts
                 ]
         last_s = self._seconds(last)
-        if last_s == floor_s + added_s:  # and no iteration takes longer than the last
+        if last_s == floor_s + added_s:  # no iteration takes longer than the last
             return [last_s] * len(contexts)
         if not straight:
             return [self._seconds(context) for context in contexts]
@@ -257,13 +257,13 @@ class ByContext:
         return times_s
 
     def _straight_at(self, first: float, last: float) -> list[Straight]:
-        """Returns the line of each operator that is the highest at all contexts; none if there is no such."""
+        """Returns the line of each operator that is the highest at all contexts; empty if there is none."""
         if not (self._from <= first and last <= self._to):
             self._look_up(first + self._tokens)
         return self._straight if self._from <= first and last <= self._to else []
 
     def _look_up(self, keys: float) -> None:
-        """Notes the highest lines at a number of keys, and where they are above the others by rounding."""
+        """Stores the highest lines at a number of keys, and whether they exceed others only by rounding."""
         self._straight, least, most = [], 0.0, inf
         for calls, most_keys, lines in self._operators:
             if keys >= most_keys:  # all sequences fill the window

@@ -3,15 +3,15 @@
     tensor     heads, MLP columns, vocabulary are cut; two all-reduces per layer (Megatron-LM, Shoeybi 2019)
     sequence   norms on a share of the tokens, reduce-scatter and all-gather in place of each all-reduce
                (Korthikanti 2022)
-    pipeline   layers are cut into stages, which a batch passes one after the other; other batches follow it
-               (GPipe, Huang 2019). A chunk of a prompt is in one batch, whole
+    pipeline layers are cut into stages, which a batch passes one after the other; other batches follow it
+    (GPipe, Huang 2019). A chunk of a prompt is never split over batches
     context    a prompt's tokens are cut, keys and values pass around a ring (Liu 2023), or queries if these
                are fewer (pass-Q, Yang 2024); in decode each device holds a share of every context
     attention data   every group of tensor-parallel devices has its own sequences; the experts are shared
     expert     routed experts are distributed; tokens travel to them and back (GShard, Lepikhin 2020)
 
-tensor x context x attention data x pipeline = devices of a replica. Of a stage's devices, expert-parallel
-ones hold different experts and the rest cut each expert's matrices.
+tensor x context x attention data x pipeline = devices of a replica. Expert-parallel devices of a stage hold
+different experts; the remaining parallelism cuts each expert's matrices.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from hwmodels.model.weights import share_of
 NO_ADAPTERS = AdapterBatch(0, 0, 0, 0)
 
 SMALLEST_PIECE = 256
-"""Fewest tokens of a piece of a chunk if micro-batches cut chunks (`ParallelLayout.cuts_chunks`)."""
+"""Minimum tokens of a piece of a chunk if micro-batches cut chunks (`ParallelLayout.cuts_chunks`)."""
 
 
 class RankBatch(NamedTuple):
-    """Work of one device in an iteration, or in each of its micro-batches. Numbers or arrays.
+    """Work of one device in an iteration, or in each of its micro-batches. Fields are numbers or arrays.
 
-    It is the share of the fullest device: sequences are distributed whole.
+    It is the share of the most loaded device, because sequences are not split.
     """
 
     tokens: Num
     """Rows of the device's projections; with a CUDA graph, the captured size."""
     all_tokens: Num
-    """Tokens that enter a layer of experts, from all devices of the stage."""
+    """Tokens that enter an expert layer, from all devices of the stage."""
     rows: Num
     """Number of sampled rows."""
     decode_seqs: Num
@@ -68,9 +68,11 @@ class InFlight(NamedTuple):
     """Numbers of micro-batches of an iteration. Numbers or arrays."""
 
     full: Num
-    """Micro-batches of the size of `rank_batch`: those with a piece of a chunk; without chunks, all."""
+    """Micro-batches of the size of `rank_batch`: those with a piece of a chunk, or all if there are no
+    chunks.
+    """
     light: Num
-    """The other micro-batches, which decode only: see `without_chunks`."""
+    """The other micro-batches, which only decode: see `without_chunks`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +87,9 @@ class ParallelLayout(Checked):
     """Groups over which routed experts are distributed; 1: every device holds a slice of every expert."""
     sequence_parallel: bool = False
     attention_data_parallel_padding: bool = False
-    """Whether all attention groups send as many tokens to the experts as the fullest one."""
+    """Whether all attention groups send as many tokens to the experts as the most loaded group."""
     num_micro_batches: Annotated[PositiveInt | None, "null for one per stage"] = None
-    """Largest number of micro-batches per iteration in a pipeline; None: the number of stages."""
+    """Maximum number of micro-batches per iteration in a pipeline; None: the number of stages."""
     pp_layer_partition: tuple[int, ...] | None = None
     """Layers of each stage (VLLM_PP_LAYER_PARTITION, SGLANG_PP_LAYER_PARTITION); None: equal numbers."""
 
@@ -102,7 +104,7 @@ class ParallelLayout(Checked):
             )
 
     def _check_partition(self, layers: tuple[int, ...]) -> None:
-        """Raises ValueError unless there is a whole number of layers for each stage."""
+        """Raises ValueError unless every stage has an integer number of layers."""
         shown = ",".join(map(str, layers))
         if self.pipeline_parallel_size == 1 or len(layers) != self.pipeline_parallel_size:
             raise ValueError(
@@ -119,7 +121,7 @@ class ParallelLayout(Checked):
 
     @property
     def cuts_chunks(self) -> bool:
-        """True if micro-batches cut the chunk of a prompt; those of a pipeline do not."""
+        """True if micro-batches cut the chunk of a prompt; a pipeline's micro-batches do not."""
         return self.pipeline_parallel_size == 1
 
     @property
@@ -144,14 +146,14 @@ class ParallelLayout(Checked):
 
     @property
     def micro_batches(self) -> int:
-        """Largest number of micro-batches; a batch of fewer sequences leaves some of them empty."""
+        """Maximum number of micro-batches; a batch of fewer sequences leaves some of them empty."""
         return self.num_micro_batches or self.pipeline_parallel_size
 
     def stage_layers(self, num_layers: int) -> tuple[int, ...]:
         """Returns the layers per stage; left-over layers go to the stages before the last one, as in vLLM.
 
-        The last stage has the LM head. 33 layers in 4 stages: 8, 8, 9, 8; 35: 9, 9, 9, 8. A partition
-        that is set comes first.
+        The last stage has the LM head. 33 layers in 4 stages: 8, 8, 9, 8; 35: 9, 9, 9, 8. An explicit
+        partition has precedence.
         """
         if self.pp_layer_partition is not None:
             return self.pp_layer_partition
@@ -167,11 +169,11 @@ class ParallelLayout(Checked):
 
     @property
     def num_batch_shares(self) -> int:
-        """Attention groups times micro-batches, over which an iteration's sequences are distributed."""
+        """Attention groups times micro-batches: the parts over which sequences are distributed."""
         return self.attention_data_parallel_size * self.micro_batches
 
     def nodes_spanned(self, num_ranks: int, device: Device, stride: int = 1) -> int:
-        """Returns the nodes spanned by num_ranks devices, every stride-th of a row, equally many per node.
+        """Returns the nodes spanned by num_ranks devices with this stride, equally many per node.
 
         With eight per node: 2 ranks 8 apart in 2 nodes, 4 ranks 4 apart in 2, 9 neighbours in 3.
         """
@@ -213,7 +215,7 @@ class ParallelLayout(Checked):
             )
 
     def rank_batch(self, shape: IterationShape) -> RankBatch:
-        """Returns the fullest device's share of an iteration, or of each of its micro-batches."""
+        """Returns the most loaded device's share of an iteration, or of each of its micro-batches."""
         shares = self.attention_data_parallel_size * self.context_parallel_size
         if shares * (self.num_micro_batches or self.pipeline_parallel_size) == 1:
             decodes, context, chunks, new, pairs, prefill_context, rows, adapters, drafts, _ = shape
@@ -255,11 +257,11 @@ class ParallelLayout(Checked):
         group_pairs = pairs * group_chunks / some_chunks
         passing = self._passing_at_once(group_new, group_chunks)
         own_new = divided_up(passing, ring)
-        # Each chunk takes at least one token; the context is that of the chunks on this device.
+        # Each chunk has at least one token; the context counts the chunks on this device.
         own_chunks = smaller(divided_up(group_chunks, self.micro_batches), own_new)
         passing_pairs = smaller(group_pairs * passing / larger(group_new, 1), group_pairs)
         with_adapters: tuple[Any, ...] = ()
-        if adapters is not None:  # spread evenly over the tokens; every share may use every adapter
+        if adapters is not None:  # adapters are spread over the tokens; a share may use all adapters
             share = smaller((own_decodes + own_new) / larger(decodes + new, 1), 1)
             work = adapters.tokens * share, adapters.rank_tokens * share
             with_adapters = (adapters.adapters, *work, adapters.ranks)
@@ -295,7 +297,7 @@ class ParallelLayout(Checked):
         return InFlight(full, larger(decoding - prefilling, 0) * with_chunk)
 
     def without_chunks(self, shape: IterationShape, batch: RankBatch) -> RankBatch:
-        """Returns the fullest device's share of a decode-only micro-batch; batch: of one with a chunk."""
+        """Returns the most loaded device's share of a decode-only micro-batch; batch: of one with a chunk."""
         totals = shape.totals
         all_tokens = divided_up(totals.decode_seqs + totals.draft_tokens, self.micro_batches)
         decodes, context, drafts = batch.decode_seqs, batch.decode_context_tokens, batch.draft_tokens
@@ -305,12 +307,12 @@ class ParallelLayout(Checked):
         return light._replace(draft_tokens=drafts, draft_pairs=batch.draft_pairs)
 
     def _passing_at_once(self, new: Num, chunks: Num, groups: int = 1) -> Any:
-        """Returns the new tokens of the fullest micro-batch, for equal chunks in `groups` attention groups.
+        """Returns the new tokens of the largest micro-batch, for equal chunks in `groups` attention groups.
 
-        In a pipeline chunks are whole: 4 chunks in 4 micro-batches are one each, 5 are two in the fullest.
-        Otherwise it is an equal share, but a piece of a chunk is at least `SMALLEST_PIECE`, so that neither a
-        longer chunk nor one more chunk is ever cheaper. With 4 micro-batches: 100 of a chunk of 100 tokens,
-        256 of 600, 500 of 2,000.
+        In a pipeline chunks are not split: 4 chunks in 4 micro-batches are one each; 5 chunks put two in the
+        largest. Otherwise it is an equal share, but a piece of a chunk has at least `SMALLEST_PIECE` tokens,
+        so a longer chunk or an additional chunk is never cheaper. With 4 micro-batches: 100 of a chunk of 100
+        tokens, 256 of 600, 500 of 2,000.
         """
         if not self.cuts_chunks:
             at_once = larger(divided_up(chunks, self.micro_batches), smaller(chunks, groups))
@@ -323,7 +325,7 @@ class ParallelLayout(Checked):
 
 
 def within_window(batch: RankBatch, window: int | None) -> RankBatch:
-    """Returns the batch with contexts and pairs cut to the last `window` tokens, the query's own included.
+    """Returns the batch with contexts and pairs cut to the last `window` tokens, including the query's own.
 
     A batch holds only sums, so its sequences (and its chunks) are assumed to be equal. That is exact if all
     contexts are longer than the window, or all shorter; a mixture is counted up to a few percent too high.
@@ -342,7 +344,7 @@ def within_window(batch: RankBatch, window: int | None) -> RankBatch:
 def seen(
     num_seqs: Any, context_tokens: Any, draft_tokens: Any, draft_pairs: Any, window: int | None
 ) -> tuple[Any, Any]:
-    """Returns the KV tokens that decodes read, each once, and their query-key pairs; with draft tokens."""
+    """Returns the KV tokens that decodes read, each once, and their query-key pairs, with draft tokens."""
     if window is not None:
         context_tokens = smaller(context_tokens, window * num_seqs)
         draft_pairs = smaller(draft_pairs, window * draft_tokens)
@@ -379,7 +381,7 @@ def _pairs(batch: RankBatch, window: int) -> Any:
 
 
 class Part(Enum):
-    """Position of an operator in the model, which decides on which pipeline stage it runs."""
+    """Position of an operator in the model, which determines its pipeline stage."""
 
     first = "before all layers"
     layers = "in a layer"
@@ -397,31 +399,30 @@ class Round(NamedTuple):
     end_s: Seconds
     """End of the stage's own work."""
     sent_s: Seconds
-    """Time when the next stage has the output and this stage is free; on the last stage equal to end_s."""
+    """Time at which the next stage has the output and this stage is free; on the last stage, end_s."""
 
     @property
     def busy_s(self) -> float:
-        """Busy time of all stages together, sends included."""
+        """Total busy time of all stages, including sends."""
         return float((self.sent_s - self.start_s).sum())
 
 
 class Pipeline:
     """Pipeline stages with the time until which each is busy.
 
-    waits_for_tokens=False: a micro-batch may enter before that of the last round has returned.
+    waits_for_tokens=False: a micro-batch may enter before the last round's micro-batch has returned.
 
     Each stage works on each micro-batch at these times:
 
         stage 1  |0|1|2|3|0|1|2|3|        rounds of 4 micro-batches in 3 equal stages: the first of a round
-        stage 2    |0|1|2|3|0|1|2|3|      may begin when that of the last round has left the last stage
-        stage 3      |0|1|2|3|0|1|2|3|
+        stage 2 |0|1|2|3|0|1|2|3| may begin when that of the last round has left the last stage stage 3
+        |0|1|2|3|0|1|2|3|
 
     From an empty pipeline to an empty one, (stages - 1) of (micro-batches + stages - 1) slots are bubbles in
-    one round (GPipe, Huang et al., NeurIPS 2019). In consecutive rounds the only bubbles are those of unequal
-    stages, or of fewer micro-batches than stages.
-
-    A stage takes batches in order; it is busy until it has sent its output. `enter` is what the simulator's
-    engine asks batch by batch, `play` what tests and timelines ask of a round, whose closed form is `Stages`.
+    one round (GPipe, Huang et al., NeurIPS 2019). In consecutive rounds, bubbles arise only from unequal
+    stages, or from fewer micro-batches than stages. A stage processes batches in order; it is busy until it
+    has sent its output. The simulator's engine calls `enter` per batch; tests and timelines call `play` per
+    round. `Stages` is the closed form of a round.
     """
 
     def __init__(self, num_stages: int, *, waits_for_tokens: bool = True) -> None:
@@ -431,9 +432,9 @@ class Pipeline:
         self._host_free_s = 0.0  # end of the engine's work on the last batch
 
     def enter(self, batch: Pass, now: float, factor: float = 1.0) -> float:
-        """Returns the time at which a batch that is planned now has its tokens; it follows those before it.
+        """Returns the time at which a batch planned now has its tokens; it follows earlier batches.
 
-        factor: on all times of the batch.
+        factor: multiplies all times of the batch.
         """
         begin_s = max(now, self._host_free_s)
         host_end_s = begin_s + factor * batch.host_s
@@ -453,7 +454,7 @@ class Pipeline:
     def play(self, stage_s: ArrayLike, send_s: ArrayLike = 0.0, not_before_s: float = 0.0) -> Round:
         """Runs the next round. stage_s: [stages, micro-batches]; send_s: per micro-batch, or one for all.
 
-        Micro-batch m enters when that of the last round has returned, and not before not_before_s.
+        Micro-batch m enters when the last round's micro-batch m has returned, but not before not_before_s.
         """
         work_s = np.asarray(stage_s, dtype=np.float64)
         num_stages, count = work_s.shape
@@ -473,14 +474,14 @@ class Pipeline:
 
 
 def bubble_share(rounds: Sequence[Round]) -> float:
-    """Returns the share of all stages' time, from the first start to the last end, that they are idle."""
+    """Returns the idle share of all stages' time from the first start to the last end."""
     num_stages = len(rounds[0].start_s)
     span_s = max(float(r.sent_s.max()) for r in rounds) - min(float(r.start_s.min()) for r in rounds)
     return 1 - sum(r.busy_s for r in rounds) / (num_stages * span_s)
 
 
 class MicroBatch(NamedTuple):
-    """Seconds of a micro-batch on all stages together, and of its parts that not every stage has."""
+    """Seconds of a micro-batch on all stages in total, and of the parts that only some stages have."""
 
     all_s: Any
     first_s: Any
@@ -493,10 +494,10 @@ class MicroBatch(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One batch on its way through the stages, in seconds."""
+    """Times of one batch that passes the stages, in seconds."""
 
     host_s: float
-    """Work of the engine's process before the batch enters the first stage: one batch after the other."""
+    """Work of the engine's process before the batch enters the first stage, one batch after the other."""
     stage_s: list[float]
     """Time of each stage, kernels or their launches, whichever takes longer."""
     send_s: float
@@ -504,8 +505,9 @@ class Pass(NamedTuple):
     launch_s: float
     """Time in which all stages launch their kernels."""
     exposed_s: float | None
-    """None: the first stage waits for the engine's process. Else both work at once (asynchronous scheduling),
-    and the tokens are there so long after the later of the two."""
+    """None: the first stage waits for the engine's process. Otherwise both work at once (asynchronous
+    scheduling), and the tokens follow this long after the later of the two.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,7 +529,7 @@ class Stage:
         )
 
     def share(self, part: Part) -> float:
-        """Returns the share of an operator of that part that runs on this stage."""
+        """Returns this stage's share of an operator in a part of the model."""
         return {
             Part.first: self.first,
             Part.layers: self.layers,
@@ -539,22 +541,21 @@ class Stage:
 class Stages:
     """Stages of a layout, and the time of a round on them.
 
-    A batch passes all stages, one after the other: its own time is the sum over them and over the sends
-    between them. Another batch may follow it as soon as the first stage is free, so a full pipeline takes the
-    time of the slowest stage per batch. Batches are those that the scheduler makes: nothing else is cut, so a
-    lone prompt overlaps with nothing, and m batches from an empty pipeline of p equal stages gain m p / (m +
-    p - 1) at most.
+    A batch passes all stages one after the other: its time is the sum over the stages and the sends between
+    them. Another batch may follow as soon as the first stage is free, so a full pipeline takes the time of
+    the slowest stage per batch. The scheduler's batches are not cut further, so a single prompt overlaps with
+    nothing, and m batches from an empty pipeline of p equal stages gain at most a factor of m p / (m + p -
+    1).
 
     A round of batches that repeats takes max(one batch on all stages, all batches on the slowest stage); a
-    `Pass` is one batch, for several batches in flight (`sim.engine.iteration_times`). Rounds are for
-    estimates of a steady state, and for what does not have batches in flight (drafts): sequences are divided
-    over micro-batches, as many as there are stages, chunks of prompts are whole. `Pipeline` plays both
-    exactly, and a test compares them. A stage's time is that of its layers, average ones, of the embedding on
-    the first stage, of the LM head, sampling and drafts on the last, and of sending its output. 8 stages of
-    Llama-3.1-8B: 4 layers of 218 M weights each, and on the last stage an LM head of 525 M, for which all
-    others wait.
+    `Pass` is one batch, for several batches in flight (`sim.engine.iteration_times`). Rounds serve for
+    steady-state estimates, and for work without batches in flight (drafts): sequences are divided over as
+    many micro-batches as there are stages; chunks of prompts are not split. `Pipeline` plays both exactly,
+    and a test compares them. A stage's time includes its layers (of average size), the embedding on the first
+    stage, the LM head, sampling and drafts on the last, and sending its output. 8 stages of Llama-3.1-8B: 4
+    layers of 218 M weights each, and on the last stage an LM head of 525 M, for which all others wait.
 
-    Not modelled: in a round, micro-batches of different sizes delay each other (played exactly, a loaded run
+    Not modelled: micro-batches of different sizes in a round delay each other (played exactly, a loaded run
     takes 2 % longer in 2 stages, 0.7 % in 4 stages).
     """
 
@@ -571,10 +572,10 @@ class Stages:
         )
         self._silent = [replace(stage, between=0.0) for stage in self.all]
         self.slowest = _undominated(self.all)
-        """Stages that may be the slowest, depending on the batch."""
+        """The stages that may be the slowest, depending on the batch."""
 
     def seconds(self, batch: MicroBatch, in_flight: InFlight, light: MicroBatch) -> Any:
-        """Returns the seconds of a round; batch: a full micro-batch, light: one that decodes only."""
+        """Returns the seconds of a round; batch: a full micro-batch; light: a decode-only one."""
         longest = batch.all_s
         for stage_s in self.stage_seconds(batch, in_flight, light):
             longest = larger(longest, stage_s)
@@ -588,7 +589,7 @@ class Stages:
         ]
 
     def one(self, batch: MicroBatch) -> tuple[list[Any], Any]:
-        """Returns the seconds of one batch on each stage, sends left out, and of a send."""
+        """Returns the seconds of one batch on each stage without sends, and of a send."""
         return [stage.seconds(batch) for stage in self._silent], batch.between_s / max(len(self.all) - 1, 1)
 
     def to_play(self, full: MicroBatch, count: InFlight, light: MicroBatch) -> tuple[Seconds, Seconds]:

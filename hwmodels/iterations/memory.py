@@ -1,6 +1,6 @@
 """Memory plan of a device: weights, activations and other fixed memory, and the KV blocks that remain.
 
-Engines find the memory for KV by rules of their own when they start (`MemoryProfile`).
+Each engine determines the KV memory by its own rule at startup (`MemoryProfile`).
 """
 
 from __future__ import annotations
@@ -21,37 +21,41 @@ from hwmodels.model.weights import Lora, Ranks, Role
 MIB = 2.0**20
 
 DRIVER_BYTES, DRIVER_SHARE = 0.38 * GIB, 0.0018
-"""Memory that nvidia-smi counts and CUDA does not have: 79.19 of 79.65 GiB are left on an H100, 139.81 of
-140.40 on an H200, 178.35 of 179.06 on a B200, 23.52 of 23.99 on an RTX 4090, 79.25 of 80 on an A100."""
+"""Memory that nvidia-smi counts but CUDA does not have: 79.19 of 79.65 GiB are left on an H100, 139.81 of
+140.40 on an H200, 178.35 of 179.06 on a B200, 23.52 of 23.99 on an RTX 4090, 79.25 of 80 on an A100.
+"""
 
 CONTEXT_BYTES = 0.75 * GIB
-"""CUDA context and libraries before SGLang loads the weights: 78.43 GiB are free on an H100 then."""
+"""CUDA context and libraries before SGLang loads the weights: at that point 78.43 GiB are free on an H100."""
 
 NCCL_BYTES = 1.6 * GIB
-"""Buffers of NCCL and of the all-reduce besides, with several devices: 137.3 GiB are free on an H200."""
+"""Additional buffers of NCCL and of the all-reduce, with several devices: 137.3 GiB are free on an H200."""
 
 WORKSPACE_BYTES = 0.25 * GIB
-"""What TensorRT-LLM's kernels and libraries take besides the activations."""
+"""Memory of TensorRT-LLM's kernels and libraries, in addition to the activations."""
 
 FLASHINFER_BYTES_PER_LOGIT = 15.0
-"""Peak of the dummy sampling per logit where FlashInfer samples, which does not sort the logits: assumed to
-be that of 0.17. FlashInfer issue 1180 shows 4.00 GiB for KV with it and 2.49 GiB without."""
+"""Peak of the dummy sampling per logit with FlashInfer, which does not sort the logits: assumed equal to that
+of 0.17. FlashInfer issue 1180 shows 4.00 GiB for KV with it and 2.49 GiB without.
+"""
 
 SGLANG_MIB_PER_TOKEN = 1.5
-"""Activations per token of the largest chunk, as SGLang sets them aside."""
+"""Activations per token of the largest chunk that SGLang reserves."""
 SGLANG_MIB_PER_GRAPH_ROW = 2.0
 SGLANG_MIB_PER_PREFILL_GRAPH = 8.0
 
 SGLANG_STATE_SHARE = 0.9 / 1.9
-"""Share of the memory besides the weights that SGLang gives to states of linear attention, by its default
-`mamba_full_memory_ratio=0.9`; KV gets the rest."""
+"""Share of the memory without weights that SGLang gives to linear-attention states, with its default
+`mamba_full_memory_ratio=0.9`; KV gets the rest.
+"""
 SGLANG_STATES_PER_SEQUENCE = 3
-"""States that SGLang counts for a running sequence, its own and those of cached prefixes that it uses
-(`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`)."""
+"""Number of states that SGLang counts per running sequence: its own, and those of cached prefixes that it
+uses (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`).
+"""
 
 
 class Era(NamedTuple):
-    """The profile run of vLLM from a version on, in bytes of one device."""
+    """vLLM's profile run from a given version on, in bytes of one device."""
 
     since: tuple[int, int, int]
     bytes_per_logit: float
@@ -67,13 +71,14 @@ class Era(NamedTuple):
     counts_graphs: bool
     """Whether the memory of CUDA graphs is estimated and subtracted."""
     mxfp4_tile: tuple[int, int]
-    """Multiples to which experts in MXFP4 are padded: see `MXFP4_TILE`."""
+    """Multiples to which MXFP4 experts are padded: see `MXFP4_TILE`."""
 
 
 MXFP4_TILE = 256, 128
 """Multiples to which kernels for MXFP4 pad the hidden size and a rank's intermediate size: gpt-oss's 2,880
-take 3,072 and 2,944, which is 9 % of its experts (vLLM 0.32, `fused_moe/oracle/mxfp4.py`). The Triton kernels
-of 0.11 took 7 %."""
+become 3,072 and 2,944, which adds 9 % to its experts (vLLM 0.32, `fused_moe/oracle/mxfp4.py`). The Triton
+kernels of 0.11 added 7 %.
+"""
 
 ERAS = (
     Era((0, 9, 0), 38.4, 0.13 * GIB, 0.42 * GIB, False, False, (256, 1)),
@@ -82,11 +87,13 @@ ERAS = (
     Era((0, 21, 0), 15.0, 0.25 * GIB, 1.85 * GIB, True, True, MXFP4_TILE),
 )
 """Oldest first. All-reduce buffers of 0.42 GiB were measured in 0.11, of 1.85 GiB in 0.19; the version of the
-change is not known. Nor is it for the tile, which changed between 0.14 and 0.19."""
+change is unknown. The tile changed between 0.14 and 0.19, also in an unknown version.
+"""
 
 GRAPH_BYTES, GRAPH_LAYER_BYTES = 0.25 * GIB, 0.17 * MIB
-"""CUDA graphs take the first, and the second for every layer in every graph: 0.8 GiB for 32 layers in 51
-graphs of decodes and 51 of other batches, as vLLM estimates them."""
+"""CUDA graphs take the first value, plus the second for every layer in every graph: 0.8 GiB for 32 layers in
+51 graphs of decodes and 51 of other batches, as vLLM estimates them.
+"""
 
 
 MEMORY_RULES = ("vllm", "sglang", "tensorrt_llm")
@@ -96,9 +103,9 @@ MEMORY_RULES = ("vllm", "sglang", "tensorrt_llm")
 class MemoryProfile(Checked):
     """The rule of an engine, and for vLLM of one of its versions.
 
-        vllm           share x total - weights - what a profile run of the largest batch needs [- CUDA graphs]
-        sglang         share x what is free before the weights are loaded - weights
-        tensorrt_llm   share x (total - weights - what a profile run needs)
+        vllm share x total - weights - peak of a profile run of the largest batch [- CUDA graphs] sglang share
+        x free memory before the weights are loaded - weights tensorrt_llm share x (total - weights - peak of
+        a profile run)
 
     The share is `gpu_memory_utilization`, `mem_fraction_static` and `free_gpu_memory_fraction`. Sources: vLLM
     0.32, `gpu_worker.determine_available_memory` and `mem_utils.memory_profiling`; SGLang 0.5.23,
@@ -110,7 +117,7 @@ class MemoryProfile(Checked):
     rule: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"
     """vllm, sglang or tensorrt_llm."""
     version: str | None = None
-    """Version of vLLM, such as 0.11.0; None: the newest that is known, 0.33."""
+    """Version of vLLM, such as 0.11.0; None: the newest known version, 0.33."""
     flashinfer_sampler: bool = False
     """Whether vLLM samples with FlashInfer, which up to 0.16 takes less memory than sorting the logits."""
 
@@ -134,21 +141,21 @@ class MemoryProfile(Checked):
 
     @property
     def has_state_share(self) -> bool:
-        """True if states of linear attention have a share of the memory (SGLang), false if in KV blocks.
+        """True if linear-attention states have their own memory (SGLang); False if they are in KV blocks.
 
         For TensorRT-LLM the latter is assumed.
         """
         return self.rule == "sglang"
 
     def total_bytes(self, device: Device, layout: ParallelLayout) -> float:
-        """Returns the memory of which the engine takes a share: all, or what is free without weights."""
+        """Returns the memory to which the engine's share applies: all, or the free memory without weights."""
         total = device.memory_bytes * (1 - DRIVER_SHARE) - DRIVER_BYTES
         if self.rule == "sglang":
             total -= CONTEXT_BYTES + (NCCL_BYTES if layout.num_devices > 1 else 0.0)
         return max(total, 0.0)
 
     def runtime_bytes(self, device: Device, layout: ParallelLayout) -> float:
-        """Returns the memory besides weights and activations that the engine subtracts."""
+        """Returns the memory that the engine subtracts in addition to weights and activations."""
         if self.rule == "sglang":
             return 0.0
         several = layout.tensor_parallel_size > 1
@@ -164,7 +171,7 @@ class MemoryProfile(Checked):
 
         In a layer: four buffers of the hidden size, and gate, up and their product, or the buffers of routed
         experts. After the last layer: the hidden states of all tokens, and the logits of max_num_seqs rows
-        with what sampling takes. The larger of the two counts. SGLang subtracts neither, and TensorRT-LLM
+        with the memory of sampling. The larger of the two counts. SGLang subtracts neither, and TensorRT-LLM
         samples only the last tokens of the prompts.
         """
         if self.rule == "sglang":
@@ -187,7 +194,7 @@ class MemoryProfile(Checked):
         return max(in_layer, in_sampler)
 
     def cuda_graph_bytes(self, model: ModelSpec, graphs: CudaGraphs, max_num_seqs: int) -> float:
-        """Returns the memory of captured graphs that is subtracted; other versions capture beyond the share.
+        """Returns the subtracted memory of captured graphs; other versions capture outside the share.
 
         Every size has a graph in pieces for batches with prompts, and up to max_num_seqs one for decodes.
         """
@@ -206,11 +213,11 @@ class MemoryProfile(Checked):
         max_num_batched_tokens: int,
         graphs: CudaGraphs,
     ) -> float:
-        """Returns the share of memory that was given, or for None SGLang's own `mem_fraction_static`.
+        """Returns the given share of memory, or for None SGLang's own `mem_fraction_static`.
 
-        SGLang sets aside 512 MiB, 1.5 MiB per token of a chunk, 2 MiB per row of the largest decode graph,
-        8 MiB per prefill graph and 1 GiB per 8 devices; with more than 60 GiB at least 10 GiB. Two H100,
-        chunks of 8,192, graphs of 256 rows: 0.828. Raises ValueError for None and another engine.
+        SGLang reserves 512 MiB, 1.5 MiB per token of a chunk, 2 MiB per row of the largest decode graph, 8
+        MiB per prefill graph and 1 GiB per 8 devices; with more than 60 GiB at least 10 GiB. Two H100, chunks
+        of 8,192, graphs of 256 rows: 0.828. Raises ValueError for None with another engine.
         """
         if given is not None:
             return given
@@ -232,7 +239,7 @@ class MemoryProfile(Checked):
 
 
 def padding_bytes(model: ModelSpec, layout: ParallelLayout, tile: tuple[int, int] = MXFP4_TILE) -> float:
-    """Returns the bytes that one device's experts in MXFP4 take beyond their weights: see `MXFP4_TILE`."""
+    """Returns the bytes of padding of one device's MXFP4 experts: see `MXFP4_TILE`."""
     if not _is_mxfp4(model):
         return 0.0
     hidden = _padded(model.hidden_size, tile[0])
@@ -266,9 +273,9 @@ def _dense_width(mlp: object, layout: ParallelLayout) -> float:
 def _expert_width(mlp: object, model: ModelSpec, layout: ParallelLayout) -> float:
     """Returns the elements per token of an attention group in the buffers of its devices' routed experts.
 
-    Each of top_k copies of a token has gate and up, whose space the output takes next, and their product
+    Each of top_k copies of a token has gate and up (their space is reused for the output), and their product
     (vLLM's fused_moe: the larger of 2 N and K, and N). With several attention groups a device gets the tokens
-    of all, or with whole experts its share of the copies.
+    of all groups, or, with unsplit experts, its share of the copies.
     """
     if not isinstance(mlp, MixtureOfExperts):
         return 0.0
@@ -279,7 +286,7 @@ def _expert_width(mlp: object, model: ModelSpec, layout: ParallelLayout) -> floa
 
 
 def _prefill_graphs(max_num_batched_tokens: int) -> float:
-    """Returns the MiB that SGLang sets aside for graphs of chunks: 58 sizes up to 8,192 tokens."""
+    """Returns the MiB that SGLang reserves for graphs of chunks: 58 sizes up to 8,192 tokens."""
     steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256))
     sizes = [size for step in steps for size in range(*step)]
     sizes += range(4608, max_num_batched_tokens + 1, 512)
@@ -287,7 +294,7 @@ def _prefill_graphs(max_num_batched_tokens: int) -> float:
 
 
 def _parsed(version: str) -> tuple[int, int, int]:
-    """Parses a version of vLLM. Raises ValueError for one before 0.9 and for other texts."""
+    """Parses a version of vLLM. Raises ValueError for versions before 0.9 and for invalid text."""
     found = re.fullmatch(r"v?(\d+)\.(\d+)\.(\d+)\S*", version)
     parsed = (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
     if parsed < ERAS[0].since:
@@ -299,12 +306,13 @@ def _parsed(version: str) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Memory of one device in bytes; if pipeline stages differ, of the fullest device.
+    """Memory of one device in bytes; if pipeline stages differ, of the device with the most.
 
     usable = weights + adapters + draft + activations + graphs + runtime + windows and states + KV blocks
              + less than a block
 
-    What an engine does not subtract, such as SGLang's activations, is 0 here: it must fit beyond the share.
+    Memory that an engine does not subtract, such as SGLang's activations, is 0 here: it must fit outside the
+    share.
     """
 
     usable_bytes: float
@@ -321,19 +329,19 @@ class MemoryPlan:
     """KV bytes per token in KV blocks."""
     block_size: int
     num_blocks: int
-    """Physical blocks of a replica, a null block included if the engine keeps one."""
+    """Physical blocks of a replica, including a null block if the engine keeps one."""
     adapter_bytes: float = 0.0
     """Weights of LoRA adapters."""
     draft_bytes: float = 0.0
-    """Weights of what drafts tokens; in a pipeline, those of the last stage."""
+    """Weights of the draft model; in a pipeline, on the last stage."""
     draft_kv_bytes_per_token: float = 0.0
-    """The part of kv_bytes_per_token that is KV of the draft; in a pipeline, of the last stage."""
+    """The draft's part of kv_bytes_per_token; in a pipeline, on the last stage."""
     num_pools: int = 1
     """Groups of devices with separate blocks; a group's devices hold layers and heads of the same blocks."""
     state_bytes_per_sequence: float = 0.0
-    """States of linear attention for which a sequence takes KV blocks; 0: they have memory of their own."""
+    """Linear-attention states for which a sequence takes KV blocks; 0: they have separate memory."""
     state_slots: int | None = None
-    """Sequences of a replica for whose states there is memory; None: no limit."""
+    """Maximum number of sequences of a replica whose states fit in memory; None: no limit."""
 
     @property
     def state_blocks(self) -> int:
@@ -359,13 +367,13 @@ class MemoryPlan:
 
 
 class KeptDraft(Protocol):
-    """The memory that drafts of tokens take beside the target; see `hwmodels.speculation.draft.Draft`."""
+    """The memory of drafting in addition to the target model; see `hwmodels.speculation.draft.Draft`."""
 
     def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
-        """Returns the bytes of weights that the target does not have, on the fullest device."""
+        """Returns the bytes of weights that the target does not have, on the device with the most."""
 
     def kv_bytes_per_token(self, target: ModelSpec, layout: ParallelLayout) -> float:
-        """Returns the bytes of KV per token of a sequence, beside the target's, on the fullest device."""
+        """Returns the bytes of KV per token in addition to the target's, on the device with the most."""
 
 
 def plan_memory(
@@ -392,20 +400,20 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
-    kv_cache_memory_bytes: what they fill on each device, windows and states included, in place of the rest.
-    profile: the engine's rule; None: that of the newest vLLM. gpu_memory_utilization: the share of memory, by
-    that rule; None: SGLang's own. Llama-3.1-8B on an RTX 4090 at 0.92, defaults: 21.68 GiB usable - 14.96
-    weights - 0.47 activations - 0.71 graphs - 0.25 runtime = 5.29 GiB of KV: 2,708 blocks of 16 tokens.
-    With attention data parallelism, num_blocks counts the blocks of all attention groups; with context
-    parallelism those of all devices that share a sequence. Layers with a window have their own space in every
-    slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
-    adapters are kept in memory; draft: its weights, and its KV in every block. num_redundant_experts: copies
-    in each layer. kv_group_layers: layers whose KV is in a block, of a cache with one block table per group
-    of layers; None: all. offload: weights, and layers with their KV, that are in host memory instead.
-    blocks_hold_states: whether the cache lets sequences take blocks for states of linear attention.
-    finds_prefixes: whether it keeps the KV and the states of past prefixes. Raises
-    ValueError if not one block fits, naming the smallest tensor parallelism that does, and if num_kv_blocks
-    or kv_cache_memory_bytes do not fit the device.
+    kv_cache_memory_bytes: the memory that they fill on each device, including windows and states, instead of
+    the rest. profile: the engine's rule; None: the rule of the newest vLLM. gpu_memory_utilization: the share
+    of memory, by that rule; None: SGLang's own. Llama-3.1-8B on an RTX 4090 at 0.92, defaults: 21.68 GiB
+    usable - 14.96 weights - 0.47 activations - 0.71 graphs - 0.25 runtime = 5.29 GiB of KV: 2,708 blocks of
+    16 tokens. With attention data parallelism, num_blocks counts the blocks of all attention groups; with
+    context parallelism, the blocks of all devices that share a sequence. Layers with a window have their own
+    space in every slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all
+    active adapters are kept in memory; draft: its weights, and its KV in every block. num_redundant_experts:
+    copies in each layer. kv_group_layers: number of layers per block, for a cache with one block table per
+    group of layers; None: all. offload: weights, and layers with their KV, that are in host memory.
+    blocks_hold_states: whether sequences may take cache blocks for linear-attention states. finds_prefixes:
+    whether the cache keeps the KV and the states of past prefixes. Raises ValueError if no block fits, naming
+    the smallest tensor parallelism that fits, and if num_kv_blocks or kv_cache_memory_bytes do not fit the
+    device.
     """
     if gpu_memory_utilization is not None and not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: must be a share, > 0 and <= 1")
@@ -456,7 +464,7 @@ def plan_memory(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Demand:
-    """Settings that determine a device's memory plan, besides the layout."""
+    """Settings that determine a device's memory plan, apart from the layout."""
 
     model: ModelSpec
     device: Device
@@ -524,9 +532,9 @@ class _Demand:
         return plan
 
     def _with_states(self, plan: MemoryPlan, state_bytes: float, layout: ParallelLayout) -> MemoryPlan:
-        """Returns the plan with the states of linear attention, state_bytes of a sequence on this device.
+        """Returns the plan with the linear-attention states: state_bytes per sequence on this device.
 
-        Beside a given number of KV blocks, and with a cache that cannot hold them, every slot has a state.
+        With a fixed number of KV blocks, or with a cache that cannot hold states, every slot has a state.
         """
         groups = layout.attention_data_parallel_size
         slots = -(-self.max_num_seqs // groups)
@@ -554,7 +562,7 @@ class _Demand:
         return needed - self.budget_bytes(plan)
 
     def budget_bytes(self, plan: MemoryPlan) -> float:
-        """Returns the bytes of a device that the engine may use at most."""
+        """Returns the maximum number of bytes of a device that the engine may use."""
         return min(plan.usable_bytes, self.device.memory_bytes)
 
     def filled(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
@@ -609,10 +617,10 @@ def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> st
 
 
 def weight_bytes(model: ModelSpec, layout: ParallelLayout, tile: tuple[int, int] = MXFP4_TILE) -> float:
-    """Returns the bytes of one device's weights by its tensor and expert parallel rank, padding included.
+    """Returns the bytes of one device's weights for its tensor and expert parallel rank, with padding.
 
-    In a pipeline: the stage with the most layers (of average size), and the embedding table or the LM head,
-    which the first and the last stage have. Towers and further tables are on the first stage.
+    In a pipeline this is the stage with the most layers (of average size), plus the embedding table or the LM
+    head, which are on the first and the last stage. Towers and additional tables are on the first stage.
     """
     whole = model.weight_bytes_per_rank(
         layout.tensor_parallel_size,
@@ -631,7 +639,7 @@ def weight_bytes(model: ModelSpec, layout: ParallelLayout, tile: tuple[int, int]
 
 
 def redundant_bytes(model: ModelSpec, layout: ParallelLayout, num_experts: int) -> float:
-    """Returns the bytes of one device's copies of experts, num_experts in each layer on all ranks together.
+    """Returns the bytes of one device's expert copies; num_experts: copies per layer on all ranks in total.
 
     DeepSeek-V3 in fp8, 32 copies on 32 ranks: one expert of 3 x 7,168 x 2,048 weights in each of 58 layers.
     """
@@ -648,7 +656,7 @@ def redundant_bytes(model: ModelSpec, layout: ParallelLayout, num_experts: int) 
 
 
 def adapter_bytes(model: ModelSpec, layout: ParallelLayout, lora: Lora) -> float:
-    """Returns one device's bytes of all active adapters, sharded like their matrices, on the fullest stage.
+    """Returns one device's bytes of all active adapters, sharded like their matrices, on the largest stage.
 
     Llama-3.1-8B, rank 16: 16 x 32 x (10,240 + 8,192 + 32,768 + 18,432) x 2 bytes = 68 MiB per adapter.
     """
@@ -664,13 +672,13 @@ def kv_split(
 ) -> tuple[float, float]:
     """Returns KV bytes per token in blocks, and bytes allocated for all slots, on one rank, all stages.
 
-    A layer with a window keeps no more than the window: every slot gets it at the start, max_window tokens at
-    most; with max_window 0 such layers use blocks, in full.
+    A layer with a window keeps at most the window: every slot gets it at the start, at most max_window
+    tokens; with max_window 0 such layers use full blocks.
     """
     layers = model.kv_layers(tensor_parallel_size)
     windowed = [entry for entry in layers if max_window and entry.window is not None]
     windows = sum(e.count * e.bytes_per_token * min(e.window or 0, max_window) for e in windowed)
     in_blocks = sum(e.count * e.bytes_per_token for e in layers if e not in windowed)
-    if not in_blocks:  # every layer has the same window: blocks hold it
+    if not in_blocks:  # every layer has the same window, so blocks hold it
         return model.kv_bytes_per_token(tensor_parallel_size), 0.0
     return in_blocks, num_slots * windows

@@ -2,9 +2,9 @@
 
 An operator is evaluated for a `RankBatch` of numbers or arrays. Times that depend only on the number of
 tokens or of sampled rows (`Per`) are tabulated (`CountedTimes`); times that depend on contexts are computed
-each time, and so use only the arithmetic of `hwmodels.exact`. `assembly` builds the list of operators.
+each time, using only the arithmetic of `hwmodels.exact`. `assembly` builds the list of operators.
 
-The operators of a batch give its operating point on the roofline (`OperatingPoint`):
+The operators of a batch determine its operating point on the roofline (`OperatingPoint`):
 
 intensity   model FLOPs / (weights and KV read), FLOP/byte
 ridge       peak FLOP/s / bandwidth: batches of a higher intensity could be bound by compute
@@ -37,8 +37,8 @@ LAUNCH_BOUND_SHARE = 0.25
 LAUNCH_BOUND_KERNEL_S = 15e-6
 """Thresholds below which an operator is launch-bound.
 
-Each of its kernels takes less than this time, some three kernel starts, and its data-sheet time is less than
-this share of it; a longer one is only far below the roof.
+An operator is launch-bound if each of its kernels takes less than this time (about three kernel starts) and
+its data-sheet time is less than this share of it. A longer operator is only far below the roofline.
 """
 
 
@@ -49,11 +49,11 @@ class Per(Enum):
     any_token = "all_tokens"
     row = "rows"
     decode = "decode_"
-    """Decoding sequences and their contexts; 0 s without any. Its seconds are `DecodeSeconds`."""
+    """Decoding sequences and their contexts; 0 s without decodes. Its seconds are `DecodeSeconds`."""
     prefill = "prefill_"
-    """Chunks and their contexts; 0 s without any."""
+    """Chunks and their contexts; 0 s without chunks."""
     adapter = "adapter_"
-    """Tokens with LoRA adapters and the adapters' ranks; 0 s without any."""
+    """Tokens with LoRA adapters and the adapters' ranks; 0 s without adapters."""
 
 
 def zero(batch: RankBatch) -> float:
@@ -63,17 +63,18 @@ def zero(batch: RankBatch) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSeconds:
-    """Seconds of a decode operator: the maximum of some lines over contexts, query-key pairs and rows.
+    """Seconds of a decode operator: the maximum of several linear functions of contexts, pairs and rows.
 
-    All that depends on the numbers of sequences and of their rows alone is computed once: see
+    Everything that depends only on the numbers of sequences and rows is computed once: see
     `hwmodels.iterations.decodes`.
     """
 
     lines: Callable[[int, Any], Lines]
-    """Returns the lines for the rows of each sequence, 1 without draft tokens, and a number of sequences; for
-    0 sequences all are 0 s, and for one row each, none grows with the rows."""
+    """Returns the lines for a number of rows per sequence (1 without draft tokens) and a number of sequences.
+    For 0 sequences all lines are 0 s; for one row each, no line grows with the rows.
+    """
     window: int | None = None
-    """Most tokens of each sequence that are attended to; None: all."""
+    """Maximum number of tokens of each sequence that are attended to; None: all."""
 
     def __call__(self, batch: RankBatch) -> Any:
         num_seqs, tokens = batch.decode_seqs, batch.draft_tokens
@@ -89,7 +90,7 @@ class DecodeSeconds:
 
 
 def rows_each(num_seqs: Any, draft_tokens: Any) -> Any:
-    """Returns the rows of a sequence, draft tokens included: the mean, rounded up."""
+    """Returns the mean number of rows per sequence, including draft tokens, rounded up."""
     if not isinstance(draft_tokens, ndarray) and not draft_tokens:
         return 1
     each = 1 - -draft_tokens // larger(num_seqs, 1)
@@ -112,13 +113,13 @@ class Operator:
     stored_bytes: Quantity = zero
     """Bytes of weights and KV read."""
     bytes_moved: Quantity = zero
-    """Bytes read and written, stored_bytes included; for a collective, its message per device."""
+    """Bytes read and written, including stored_bytes; for a collective, its message size per device."""
     dtype: str = "bf16"
     """Data type of the arithmetic."""
     kernels: int = 1
     """Kernels that the host launches per call."""
     mixed_kernels: int = 0
-    """Further launches per call if prompts and decodes share the iteration."""
+    """Additional launches per call if prompts and decodes share the iteration."""
     is_message: bool = False
     """True for a collective between devices."""
     part: Part = Part.layers
@@ -143,7 +144,7 @@ def total_seconds(operators: Iterable[Operator], batch: RankBatch) -> Any:
 
 
 def bound_of(op: Operator, device: Device, flops: float, moved: float, call_s: float) -> str:
-    """Returns the bound of a call with these figures: compute, memory, launch or communication."""
+    """Returns the bound of a call with these values: compute, memory, launch or communication."""
     if op.is_message:
         return "communication"
     compute_s = flops / device.peak_flops_per_s[op.dtype]
@@ -162,7 +163,7 @@ class OperatingPoint:
     """Phase of the iteration: decode or prefill."""
     num_seqs: int
     num_tokens: int
-    """Computed tokens: one per decode, all of each prompt."""
+    """Computed tokens: one per decode, all tokens of each prompt."""
     seconds: float
     flops: float
     bytes_moved: float
@@ -188,7 +189,7 @@ class OperatingPoint:
 
 
 class LargestBatch(NamedTuple):
-    """The largest number of sequences that a replica can decode at once."""
+    """The maximum number of sequences that a replica can decode at once."""
 
     num_seqs: int
     limit: str
@@ -196,7 +197,7 @@ class LargestBatch(NamedTuple):
 
 
 def decode_shape(num_seqs: int, context_tokens: int) -> IterationShape:
-    """Returns an iteration of num_seqs decodes, each attending to context_tokens, the new token included."""
+    """Returns an iteration of num_seqs decodes, each attending to context_tokens, including the new token."""
     return IterationShape(num_seqs, num_seqs * context_tokens, 0, 0, 0, 0, num_seqs)
 
 
@@ -207,7 +208,7 @@ def prefill_shape(num_seqs: int, prompt_tokens: int) -> IterationShape:
 
 
 def operating_point(model: IterationModel, shape: IterationShape) -> OperatingPoint:
-    """Returns the operating point of one iteration that only decodes or only prefills."""
+    """Returns the operating point of one decode-only or prefill-only iteration."""
     fields = [float(field) for field in shape.counts]
     seconds, flops = float(model.seconds(shape)), float(model.flops(shape))
     moved = float(model.bytes_moved(shape))
@@ -236,7 +237,7 @@ def ridge_points(device: Device) -> dict[str, float]:
 
 
 def largest_batch(plan: MemoryPlan, context_tokens: int, max_num_seqs: int) -> LargestBatch:
-    """Returns how many contexts with their states fit the KV blocks, in whole blocks; at most max_num_seqs.
+    """Returns how many contexts with states fit in the KV blocks, in whole blocks; at most max_num_seqs.
 
     2,602 blocks of 16 tokens hold 40 contexts of 1,025 tokens, 65 blocks each.
     """
@@ -255,8 +256,7 @@ PIECE = 256
 class ByCount:
     """Table of formula(n) for n = 0, 1, ...: a lookup takes 60 ns, a computation up to milliseconds.
 
-    Values are always computed in the same pieces of 256 counts, so that numbers and arrays agree to the last
-    bit.
+    Values are always computed in the same pieces of 256 counts, so numbers and arrays are bit-identical.
     """
 
     def __init__(self, formula: Callable[[Counts], Seconds]) -> None:
@@ -306,14 +306,14 @@ class ByCount:
 
 
 class CountedTimes:
-    """Sums of the operators of a layout by count; numbers and arrays give the same bits."""
+    """Sums of the operators of a layout by count; numbers and arrays are bit-identical."""
 
     def __init__(self, operators: Sequence[Operator], layout: ParallelLayout) -> None:
         self._operators = operators
         shared = layout.stage_size > layout.tensor_parallel_size or layout.micro_batches > 1
         together = [Per.token] if shared else [Per.token, Per.any_token]
         self.tokens_s = ByCount(partial(self._sum, together))
-        """Seconds by number of tokens of this device; those of the experts included if they are the same."""
+        """Seconds by number of tokens of this device, including the experts if their count is the same."""
         self.any_tokens_s = ByCount(partial(self._sum, [Per.any_token])) if shared else None
         """Seconds of the experts by number of tokens of all devices."""
         self.rows_s = ByCount(partial(self._sum, [Per.row]))
@@ -321,17 +321,20 @@ class CountedTimes:
         self._ends_s = [ByCount(partial(self._sum, [Per.token], part=part)) for part in ends]
 
     def of(self, computed: Any, all_tokens: Any, rows: Any) -> Any:
-        """Returns the seconds of a batch, or of each; computed: tokens of this device with padding."""
+        """Returns the seconds of one or many batches; computed: tokens of this device with padding."""
         gpu_s = self.tokens_s.of(computed) + self.rows_s.of(rows)
         return gpu_s if self.any_tokens_s is None else gpu_s + self.any_tokens_s.of(all_tokens)
 
     def ends(self, computed: Any, rows: Any) -> tuple[Any, Any, Any]:
-        """Returns seconds of a micro-batch before, between and after the layers; numbers or arrays."""
+        """Returns seconds of a micro-batch before, in and after the layers, as numbers or arrays."""
         first_s, between_s, last_s = (table.of(computed) for table in self._ends_s)
         return first_s, between_s, last_s + self.rows_s.of(rows)
 
     def _sum(self, kinds: Iterable[Per], counts: Counts, part: Part | None = None) -> Seconds:
-        """Sums seconds of operators of these kinds (and part) by count of tokens or rows; 0 takes 0 s."""
+        """Sums seconds of operators of these kinds (and part) by count of tokens or rows.
+
+        A count of 0 takes 0 s.
+        """
         some = np.maximum(counts, 1)
         batch = RankBatch(some, some, some, 0, 0, 0, 0, 0, 0)
         total = np.zeros_like(counts)

@@ -35,7 +35,7 @@ class Replica:
     kernels: Kernels
     lora: Lora | None = None
     offload: Offload | None = None
-    """Weights in host memory; None: there are none."""
+    """Weights in host memory; None: no weights."""
 
     def roofline(self, calibration: Calibration) -> Roofline:
         return Roofline(
@@ -54,8 +54,8 @@ class Replica:
 class LatencyLevel(Protocol):
     """Builds the iteration model of a replica, and describes its basis.
 
-    spec         the data sheet, and one set of efficiencies for all devices
-    calibrated   efficiencies of this device, or of the closest measured device
+    spec the data sheet, and one set of efficiencies for all devices calibrated efficiencies of this device,
+    or of the closest measured device
     table        a measured profile, interpolated
     recorded     the durations of a run, replayed
     """
@@ -69,19 +69,19 @@ class LatencyLevel(Protocol):
 
 @runtime_checkable
 class Jittered(Protocol):
-    """A level with a setting for the random scatter of iteration times; others have none."""
+    """A level with a setting for the random scatter of iteration times."""
 
     @property
     def jitter(self) -> Jitter | None:
-        """Random scatter of the iteration times; None: there is none."""
+        """Random scatter of the iteration times; None: no scatter."""
 
 
 @runtime_checkable
 class DividesAttention(Protocol):
-    """A level whose groups of attention devices are not those of the layout alone."""
+    """A level whose groups of attention devices do not follow from the layout alone."""
 
     def num_attention_groups(self, layout: ParallelLayout) -> int:
-        """Returns the number of groups of devices that compute attention for sequences of their own."""
+        """Returns the number of groups of devices that compute attention for their own sequences."""
 
 
 @runtime_checkable
@@ -95,7 +95,7 @@ class AveragesDrafts(Protocol):
 
 @runtime_checkable
 class MeasuredOperators(Protocol):
-    """An iteration model of measured operators, which tells those of the model from those around it."""
+    """An iteration model of measured operators that separates the model's operators from those around it."""
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component."""
@@ -105,7 +105,7 @@ class MeasuredOperators(Protocol):
 
 
 def jitter_of(level: LatencyLevel) -> Jitter | None:
-    """Returns the random scatter of the iteration times of a level; None: there is none."""
+    """Returns the random scatter of the iteration times of a level; None: no scatter."""
     return level.jitter if isinstance(level, Jittered) else None
 
 
@@ -114,7 +114,7 @@ class Spec:
     """Level `spec`: the data sheet and default efficiencies."""
 
     jitter: Jitter | None = None
-    """Random scatter of the iteration times; None: there is none."""
+    """Random scatter of the iteration times; None: no scatter."""
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         return replica.roofline(Calibration())
@@ -128,7 +128,7 @@ class Calibrated:
     """Level `calibrated`: efficiencies fitted to measured operators of this device or of the closest one."""
 
     jitter: Jitter | None = None
-    """Random scatter of the iteration times; None: there is none."""
+    """Random scatter of the iteration times; None: no scatter."""
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         return replica.roofline(replica.calibration)
@@ -152,7 +152,7 @@ class Calibrated:
 
 
 def _not_measured(replica: Replica) -> str:
-    """Returns a sentence on the parts of the price that were never measured; empty if there are none."""
+    """Returns a sentence about unmeasured parts of the price; empty if there are none."""
     parts = []
     if replica.offload is not None:
         parts.append("weights in host memory")
@@ -162,9 +162,9 @@ def _not_measured(replica: Replica) -> str:
 
 
 class InProportions(ABC):
-    """An iteration with seconds of its own, divided over components and operators as another model says.
+    """An iteration model with its own seconds, divided over components and operators like another model.
 
-    Peaks, FLOPs and bytes are those of the other model, which is of the same replica.
+    Peaks, FLOPs and bytes come from the other model, which describes the same replica.
     """
 
     def __init__(self, other: IterationModel) -> None:
@@ -191,23 +191,23 @@ class InProportions(ABC):
     def explain(self, shape: IterationShape) -> list[Explained]:
         """Returns the operators of one iteration, in the proportions of the other model."""
         seconds = {name: float(np.sum(part)) for name, part in self.breakdown(shape).items()}
-        # The other model counts time of no operator as host: launches are part of it.
+        # The other model counts time outside of operators as host, including launches.
         seconds["host"] += seconds.pop("launch")
         return share_out(self._other.explain(shape), seconds)
 
     def flops(self, shape: IterationShape) -> Num:
-        """Returns the model FLOPs as the other model counts them; see `IterationModel`."""
+        """Returns the model FLOPs of the other model; see `IterationModel`."""
         return self._other.flops(shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes moved as the other model counts them; see `IterationModel`."""
+        """Returns the bytes moved in the other model; see `IterationModel`."""
         return self._other.bytes_moved(shape)
 
 
 def share_out(lines: Sequence[Explained], measured_s: Mapping[str, float]) -> list[Explained]:
     """Splits each component's measured seconds over its lines in proportion; returns the longest first.
 
-    Bounds, FLOPs and bytes are unchanged. Lines that all took 0 s get equal shares.
+    Bounds, FLOPs and bytes are unchanged. If all lines took 0 s, they get equal shares.
     """
     own_s: dict[str, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)

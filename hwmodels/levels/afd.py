@@ -1,28 +1,27 @@
 """Attention/FFN disaggregation (AFD): attention and experts on different devices, in micro-batches.
 
-MegaScale-Infer (Zhu et al., SIGCOMM 2025) and Step-3 (2025). Of the devices of a replica, num_ffn_devices
-hold the experts (or the dense MLPs) of all layers, the others attention and the KV cache. A batch is cut into
-m micro-batches, which alternate between the two groups ("ping-pong"); each crosses the network twice per
-layer:
+MegaScale-Infer (Zhu et al., SIGCOMM 2025) and Step-3 (2025). num_ffn_devices of a replica's devices hold the
+experts (or the dense MLPs) of all layers; the others hold attention and the KV cache. A batch is cut into m
+micro-batches, which alternate between the two groups ("ping-pong"); each crosses the network twice per layer:
 
     attention  |a1|a2|a3|a1|a2|a3|a1 ...          a, f, c: seconds of one micro-batch in one layer, for
     to FFN        |c1|c2|c3|c1|c2|c3              attention, FFN and the messages of one direction
     FFN              |f1|f2|f3|f1|f2|f3
     to attention        |c1|c2|c3|c1|c2
 
-    S = a + f + 2 c, the way of one micro-batch through a layer;  M = max(a, f, c), the slowest station
-    iteration = (L - 1) max(m M, S) + S + (m - 1) M,  L layers
+    S = a + f + 2 c, the time of one micro-batch in a layer; M = max(a, f, c), the slowest station iteration =
+    (L - 1) max(m M, S) + S + (m - 1) M,  L layers
 
-With m M >= S all stations but the slowest wait: MegaScale-Infer's T = (a + f + 2 c) + f (m L - 1) if f is the
-slowest. Three micro-batches are enough if a = f and c <= a / 2: 3 a >= 2 a + 2 c.
+With m M >= S all stations except the slowest wait: MegaScale-Infer's T = (a + f + 2 c) + f (m L - 1) if f is
+the slowest. Three micro-batches are enough if a = f and c <= a / 2: 3 a >= 2 a + 2 c.
 
 Example: L = 2, m = 3, a = f = 2, c = 1: max(6, 6) + 6 + 2 x 2 = 16.
 
 Messages (M2N): an attention device sends the hidden state of each of its tokens to min(top_k,
-num_ffn_devices) devices, and as many come back; FFN devices share them evenly. A dense MLP is cut over the
-FFN devices, and its all-reduce is among them. All layers count as equal, and all micro-batches as large as
-the first one. The KV memory of a run is that of the undivided layout, where every device holds experts: a
-lower bound.
+num_ffn_devices) devices, and the same number comes back; FFN devices share them evenly. A dense MLP is cut
+over the FFN devices, with an all-reduce among them. All layers are treated as equal, and all micro-batches as
+equal to the first one. The KV memory of a run is that of the undivided layout, where every device holds
+experts, which is a lower bound.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from hwmodels.levels import Calibrated, InProportions, LatencyLevel, Replica, ji
 from hwmodels.model import MixtureOfExperts
 
 ON_ATTENTION_DEVICES = ("router",)
-"""Operators of an MLP that attention devices run, as messages go to the experts that it names."""
+"""Operators of an MLP that attention devices run, because messages go to the experts that they select."""
 
 
 def ping_pong_seconds(
@@ -65,15 +64,15 @@ class Afd(Checked):
 
     base: LatencyLevel = Calibrated()
     num_ffn_devices: PositiveInt = 1
-    """Devices of a replica that hold the experts or MLPs; the others hold attention and KV."""
+    """Number of devices of a replica that hold the experts or MLPs; the others hold attention and KV."""
     num_micro_batches: PositiveInt = 3
-    """Largest number of micro-batches in which a batch is cut."""
+    """Maximum number of micro-batches into which a batch is cut."""
     reached_share: PositiveShare = 0.8
-    """Share of the bandwidth of their links that messages reach."""
+    """Share of the link bandwidth that messages reach."""
 
     @property
     def jitter(self) -> Jitter | None:
-        """Random scatter of the iteration times: that of the base, if it has this setting."""
+        """Random scatter of the iteration times: the base's, if it has this setting."""
         return jitter_of(self.base)
 
     def num_attention_groups(self, layout: ParallelLayout) -> int:
@@ -130,7 +129,7 @@ class Afd(Checked):
 class PingPong(InProportions):
     """An `IterationModel` of micro-batches that alternate between attention devices and FFN devices.
 
-    whole: the replica with attention and experts on all devices, for FLOPs and bytes and their proportions.
+    whole: the replica with attention and experts on all devices, for FLOPs, bytes and proportions.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Levels `table` and `recorded`: prices from files. Prices from formulas: `hwmodels.levels`."""
+"""Levels `table` and `recorded`: prices from files. Prices from formulas are in `hwmodels.levels`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from hwmodels.levels.recorded import Recorded
 from hwmodels.levels.tables import Setup, Table, check_covers, columns_of, lacking, read_frame, read_table
 
 BY_COUNT = ("gemm", "elementwise", "communication", "lm_head")
-"""Components that depend on one number: of tokens, lm_head of sampled rows."""
+"""Components that depend on one number: the number of tokens, or of sampled rows for lm_head."""
 
 
 class MeasuredTable(InProportions):
     """An `IterationModel` of one replica from the profile of one of its devices.
 
         gpu        sum over operators of calls * latency(tokens or rows) + attention (`AttentionTable`)
-        iteration  with launches and the host's work as everywhere: see `HostOverhead`
+        iteration with launches and the host's work as in all levels: see `HostOverhead`
 
-    Between measured sizes times are linear, beyond the largest proportional to it. Components that a table
-    lacks (the all-reduces of tensor parallelism, often attention) come from another model, and experts that
-    it lacks from their formulas (`hwmodels.levels.tables`). Operators are measured alone: effects of their
-    neighbours on clocks and caches are not included.
-
-    FLOPs, bytes and peaks are those of `base`, which also prices the components that the profile lacks
-    (`missing`). Communication is missing if there are several devices and no such rows.
+    Times are linear between measured sizes, and proportional to the size beyond the largest. Components that
+    a table lacks (the all-reduces of tensor parallelism, often attention) come from another model, and
+    missing experts from their formulas (`hwmodels.levels.tables`). Operators are measured in isolation:
+    effects of their neighbours on clocks and caches are not included. FLOPs, bytes and peaks come from
+    `base`, which also prices the components that the profile lacks (`missing`). Communication is missing if
+    there are several devices and no communication rows.
     """
 
     def __init__(
@@ -49,7 +48,10 @@ class MeasuredTable(InProportions):
         cuda_graphs: CudaGraphs | None = None,
         lacking: Sequence[Operator] = (),
     ) -> None:
-        """Takes in `lacking` the operators by number of tokens that the profile has not, such as experts."""
+        """Builds the model.
+
+        lacking: operators by number of tokens missing in the profile, such as experts.
+        """
         needed = {"gemm", "attention", "elementwise", "lm_head"} | (
             {"communication"} if num_devices > 1 else set()
         )
@@ -80,7 +82,7 @@ class MeasuredTable(InProportions):
         return wall_s if flat.answer_shape is None else wall_s.reshape(flat.answer_shape)[()]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component; components that the table lacks are the base's."""
+        """Returns seconds per component; the base prices components that the table lacks."""
         flat = _flat(shape)
         tokens, prefill_tokens, num_seqs, sampled = flat.counts
         parts: dict[str, Any] = dict.fromkeys(COMPONENTS, np.zeros(len(tokens)))
@@ -114,12 +116,12 @@ class MeasuredTable(InProportions):
         return self._component_seconds("lm_head", num_rows)
 
     def _component_seconds(self, name: str, counts: Floats) -> Floats:
-        """Returns measured seconds, or the base's; 0 s for 0 tokens or rows."""
+        """Returns measured seconds, or the base's seconds; 0 s for 0 tokens or rows."""
         grid, some = self._by_component[name], np.maximum(counts, 1.0)
         if grid is not None:
             seconds: Any = grid.at(some)
         elif name in self.missing:
-            # A prompt of `some` tokens, all of them sampled: no other size enters these components.
+            # A prompt of `some` tokens, all sampled: these components depend on no other size.
             prompt = IterationShape(0, 0, 1, some, some * (some + 1) / 2, some, some)
             seconds = self._other.breakdown(prompt)[name]
         else:
@@ -131,7 +133,7 @@ class MeasuredTable(InProportions):
         return np.where(counts > 0, seconds, 0.0)
 
     def _attention_seconds(self, flat: Flat) -> Any:
-        """Returns the attention seconds; passes with draft tokens are computed apart from the rest."""
+        """Returns the attention seconds; passes with draft tokens are computed separately."""
         price = self._attention_of_base if self._attention is None else self._attention.seconds
         seconds = price(flat.plain)
         return seconds if flat.passes is None else seconds + price(flat.passes)
@@ -143,16 +145,16 @@ class MeasuredTable(InProportions):
 
 
 class Flat(NamedTuple):
-    """The shapes of N iterations as arrays [N]; passes: those with draft tokens, each as a prompt's chunk."""
+    """The shapes of N iterations as arrays [N]; passes: those with draft tokens, each as a prompt chunk."""
 
     plain: IterationShape
     passes: IterationShape | None
     answer_shape: tuple[int, ...] | None
-    """Shape of the answer; None: that of the plain fields, which are numbers but for contexts."""
+    """Shape of the result; None: the shape of the plain fields, which are numbers except for contexts."""
 
     @property
     def counts(self) -> tuple[Any, Any, Any, Any]:
-        """Tokens (whole numbers), tokens beside single decodes, sequences, and sampled rows."""
+        """Tokens (integers), tokens other than single decodes, sequences, and sampled rows."""
         plain, passes = self.plain, self.passes
         prefill_tokens, num_seqs = plain.prefill_tokens, plain.decode_seqs + plain.prefill_seqs
         if passes is not None:
@@ -175,7 +177,7 @@ def _flat(shape: IterationShape) -> Flat:
 
 
 def _arrays(fields: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """Returns fields as flat arrays of one length, and the shape of the answer."""
+    """Returns fields as flat arrays of one length, and the shape of the result."""
     arrays = np.broadcast_arrays(*(np.asarray(field, dtype=np.float64) for field in fields))
     return [array.ravel() for array in arrays], arrays[0].shape
 
@@ -187,11 +189,11 @@ class TableLevel:
     path: str
     """A file, or a folder of LLMServingSim's layer tables."""
     gpu: str | None = None
-    """Name of the GPU in the table; None: the one named like the simulated hardware."""
+    """Name of the GPU in the table; None: the name of the simulated hardware."""
     model: str | None = None
-    """Name of the model in the table; None: the one named like the simulated model."""
+    """Name of the model in the table; None: the name of the simulated model."""
     jitter: Jitter | None = None
-    """Random scatter of the iteration times; None: there is none."""
+    """Random scatter of the iteration times; None: no scatter."""
 
     def __post_init__(self) -> None:
         _check_exists(self.path)
@@ -252,9 +254,9 @@ class RecordedLevel:
     path: str
     """iterations.parquet of a run, or a table with the same columns."""
     allow_missing: bool = False
-    """Whether iterations that were not recorded are priced by the calibrated roofline; false: an error."""
+    """Whether the calibrated roofline prices unrecorded iterations; False: they are an error."""
     jitter: Jitter | None = None
-    """Random scatter of the iteration times; None: there is none."""
+    """Random scatter of the iteration times; None: no scatter."""
 
     def __post_init__(self) -> None:
         _check_exists(self.path)
@@ -287,7 +289,7 @@ def _check_exists(path: str) -> None:
 
 
 def _key(path: Path | str) -> str:
-    """Returns the setting with which the user named the file, for errors raised after it was built."""
+    """Returns the setting that names the file, for errors raised after construction."""
     return f"latency.path={path}"
 
 

@@ -20,11 +20,12 @@ PHYSICAL_SHARE = 0.8
 def check_physical(rows: Rows, *, model: ModelSpec, device: Device, tensor_parallel_size: int = 1) -> None:
     """Raises ValueError for the first row of a profile that is faster than the device can be.
 
-    A matrix product takes at least 2 m k n / peak, and the bytes of its weights beyond L2 over the bandwidth
-    of memory. Attention takes its FLOPs, and the keys and values that it reads (`least_attention_seconds`).
-    Rows of matrices that the model names (qkv_proj, o_proj, gate_up_proj, down_proj; lm_head) and of
-    attention are checked, others are not. Milliseconds or seconds in a column of microseconds are caught, and
-    so are nanoseconds: operators with large rows that exceed `TOO_SLOW` times their lower bound.
+    A matrix product takes at least 2 m k n / peak, and at least the bytes of its weights beyond L2 divided by
+    the memory bandwidth. Attention takes at least the time of its FLOPs, and of the keys and values that it
+    reads (`least_attention_seconds`). Rows of the model's named matrices (qkv_proj, o_proj, gate_up_proj,
+    down_proj; lm_head) and of attention are checked; other rows are not. The checks detect milliseconds or
+    seconds in a column of microseconds, and also nanoseconds: operators with large rows that exceed
+    `TOO_SLOW` times their lower bound.
     """
     names = np.asarray(rows["operator"])
     for name, (size, limit_s) in _limits(rows, model, device, tensor_parallel_size).items():
@@ -52,8 +53,8 @@ def least_attention_seconds(
 
         max(4 heads head_dim pairs / peak, (KV tokens x their bytes - L2) / memory bandwidth)
 
-    Pairs are those of a query and a key that it attends to. Of several kinds of layers the fastest counts.
-    Latent and linear attention have 0. KV in fp8 may be multiplied in fp8.
+    Pairs are query-key pairs under the mask. With several kinds of layers the fastest counts. The bound of
+    latent and linear attention is 0. KV in fp8 may be multiplied in fp8.
     """
     layers = [block.attention for block in model.blocks]
     chunk, cached, seqs, context = (np.asarray(rows[name], dtype=np.float64) for name in ATTENTION_SIZES)
@@ -76,7 +77,7 @@ def least_attention_seconds(
 
 
 def _pairs(length: Floats, window: float) -> Floats:
-    """Returns the attended pairs of the first `length` tokens; each token attends to itself, too."""
+    """Returns the attended pairs of the first `length` tokens; each token also attends to itself."""
     ramp = np.minimum(length, window)
     inside = ramp * (ramp + 1) / 2
     return np.asarray(inside if np.isinf(window) else inside + (length - ramp) * window)
@@ -85,7 +86,7 @@ def _pairs(length: Floats, window: float) -> Floats:
 def _limits(
     rows: Rows, model: ModelSpec, device: Device, tensor_parallel_size: int
 ) -> dict[str, tuple[Floats, Floats]]:
-    """Returns per operator: the size of each of its rows, and the lower bounds of their times in seconds."""
+    """Returns, per operator, the size of each of its rows and the lower bounds of their times in seconds."""
     names, components = np.asarray(rows["operator"]), np.asarray(rows["component"])
     limits, head = {}, model.lm_head_weights or model.dtype
     matrices = model.blocks[0].layer_matrices(model.hidden_size, Ranks(tensor=tensor_parallel_size))

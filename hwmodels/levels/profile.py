@@ -14,8 +14,8 @@ A table maps column names to arrays (of a parquet or CSV file, for example), one
     decode_kv_tokens    attention: KV tokens that each of these sequences attends to
     chunks_apart        attention: 1 if the engine computes prompt chunks one by one, each against all keys up
                         to its last; 0 (or no such column) if all in one kernel: see `AttentionTable`
-    prefill_seqs        attention with chunks_apart: chunks of these sizes in one step (default 1); rows
-                        with several say how much less time each takes than one alone, which has a row, too
+    prefill_seqs attention with chunks_apart: chunks of these sizes in one step (default 1); rows with several
+    chunks show how much less time each takes than one alone, which also needs a row
 
 Columns that no component in the table needs may be absent. Attention is measured on a grid (holes are
 interpolated): decodes alone, a chunk alone and, for engines that batch both, both.
@@ -41,16 +41,14 @@ Floats = NDArray[np.float64]
 
 
 class Grid:
-    """A function of one or more sizes, given at every combination of the points of its axes.
+    """A function of one or more sizes, defined at every combination of the points of its axes.
 
     axes: increasing, at least two points each; values: shape [len(axis), ...] for each axis.
 
     Between points it is linear in each size. Below the first point of an axis it is constant, because a
-    kernel of fewer rows takes as long as its smallest tile. Beyond the last point it is proportional to the
-    size.
-
-    The measurements with most axes are those of attention: decodes alone, one prompt chunk alone, and both in
-    one batch.
+    kernel with fewer rows takes as long as its smallest tile. Beyond the last point it is proportional to the
+    size. Attention measurements have the most axes: decodes alone, one prompt chunk alone, and both in one
+    batch.
     """
 
     def __init__(self, axes: Sequence[Floats], values: Floats) -> None:
@@ -116,25 +114,25 @@ def _fill_line(axis: Floats, line: Floats) -> Floats:
 
 
 class AttentionTable:
-    """Interpolates the attention of one layer, or of as many layers as the times given are for.
+    """Interpolates the attention of one layer, or of all layers that the given times cover.
 
     The table has sequences of equal length and one chunk; an iteration has sums over sequences and chunks.
-    Decodes count as that many sequences of the mean length. Chunks, T tokens in s chunks with Q query-key
-    pairs, count as the cheaper of two readings, both upper bounds and equal for s = 1:
+    Decodes count as that many sequences of the mean length. Chunks (T tokens in s chunks with Q query-key
+    pairs) count as the cheaper of two interpretations, which are both upper bounds and equal for s = 1:
 
         one chunk of T tokens            after   max(Q / T - (T + 1) / 2, 0)      cached ones
         s chunks of T / s, one by one,   after   max(Q / T - (T / s + 1) / 2, 0)  each
 
     The first is accurate if cached tokens dominate, the second if long prompts are computed from scratch.
 
-    An engine that computes chunks separately and masks surplus products takes the time of neither: the times
-    of its chunks add up, and n new tokens after c cached ones count n (n + c) products. For all chunks
-    together A = Q + (N - T) / 2, where N, the sum of n n, follows from Q if C cached tokens are spread evenly
-    before them:
+    For an engine that computes chunks separately and masks surplus products neither applies: the times of its
+    chunks add up, and n new tokens after c cached ones count n (n + c) products. For all chunks in total A =
+    Q + (N - T) / 2, where N (the sum of n n) follows from Q if C cached tokens are spread evenly before them:
 
         s chunks of T / s, one by one,   after   A / T - T / s  each              N = 2 (Q - T C / s) - T
 
-    What such an engine does once per call, or only slowly for the first chunk, the other chunks save.
+    Work that such an engine does once per call, or only slowly for the first chunk, is saved by the other
+    chunks.
     """
 
     def __init__(
@@ -146,13 +144,13 @@ class AttentionTable:
         chunks_apart: bool = False,
         saved_s: float = 0.0,
     ) -> None:
-        """Takes grids of seconds by these sizes.
+        """Builds it from grids of seconds by these sizes.
 
         decode(num_seqs, kv_tokens), prefill(tokens, cached), mixed(tokens, cached, num_seqs, kv_tokens).
         chunks_apart: the engine computes chunks separately; it has no `mixed`. Without `mixed`, a mixed batch
         takes the sum of both. Engines that run both in one kernel need `mixed`: they take 1.2 to 1.4 times
-        the sum at the median, 4 times for 128 long decodes (vLLM 0.19, FlashAttention).
-        saved_s: seconds that each chunk after the first takes less than alone, with chunks_apart.
+        the sum (medians), 4 times for 128 long decodes (vLLM 0.19, FlashAttention).
+        saved_s: seconds saved by each chunk after the first, with chunks_apart.
         """
         self._decode = decode
         self._prefill = prefill
@@ -191,7 +189,7 @@ class AttentionTable:
         return larger(both - (together - best), best)
 
     def _cheaper(self, chunks: Any, tokens: Any, pairs: Any, _: Any) -> tuple[Any, Any, Any]:
-        """Returns cached tokens before the one chunk, its seconds, and the seconds of the cheaper reading."""
+        """Returns cached tokens before one chunk, its seconds, and the cheaper interpretation's seconds."""
         cached = larger(pairs / tokens - 0.5 * (tokens + 1), 0.0)
         cached_each = larger(pairs / tokens - 0.5 * (tokens / chunks + 1), 0.0)
         together = self._prefill.at(tokens, cached)
@@ -212,9 +210,8 @@ class AttentionTable:
 
 
 AROUND = ("inputs", "outputs")
-"""Operators of an engine's table before the first layer and after sampling: once in a launch.
-
-A draft that runs in the launch of the target's pass has none of its own.
+"""Operators of an engine's table before the first layer and after sampling, which run once per launch. A
+draft in the launch of the target's pass does not repeat them.
 """
 
 Rows = Mapping[str, Any]
@@ -269,9 +266,9 @@ class Profile:
         return sum(operator.calls for operator in self.operators) + self.attention_calls
 
     def grid(self, components: Sequence[str], names: Sequence[str] | None = None) -> Grid | None:
-        """Returns seconds per iteration of these components, by their one size; None if there are none.
+        """Returns seconds per iteration of these components by size; None if there are none.
 
-        names: operators of them to be counted; None: all.
+        names: their operators to count; None: all.
         """
         operators = [
             operator
@@ -326,7 +323,7 @@ def _columns(rows: Rows) -> dict[str, NDArray[Any]]:
 
 
 def check_columns(table: str, rows: Rows, needed: Sequence[str]) -> None:
-    """Raises ValueError if columns are missing (it names those that exist), or if their lengths differ."""
+    """Raises ValueError if columns are missing (naming the existing ones), or if their lengths differ."""
     missing = [name for name in needed if name not in rows]
     if missing:
         raise ValueError(f"{table}: has no column {', '.join(missing)}; it has {', '.join(rows)}")
@@ -413,7 +410,7 @@ def _attention(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], calls
 def _saved_seconds(
     columns: Mapping[str, NDArray[Any]], several: NDArray[np.intp], alone: Grid, calls: int
 ) -> float:
-    """Returns the median of the seconds that a chunk takes less after another one than alone; 0 without rows.
+    """Returns the median of the seconds saved by a chunk after another one; 0 without rows.
 
     several: rows of steps with several chunks. alone: seconds of all layers for one chunk.
     """

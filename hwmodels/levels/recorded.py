@@ -24,10 +24,10 @@ from hwmodels.levels.profile import check_columns
 class Recorded(InProportions):
     """An `IterationModel` that looks iterations up by their shape.
 
-    A shape that was recorded several times takes the median: the argument is a shape, not the n-th
-    iteration, so the order of the recording and the scatter of equal iterations are lost. A shape that was
-    never recorded is unknown, or, with allow_missing, priced by the base. FLOPs, bytes, peaks and the shares
-    of the components are always the base's.
+    A shape that was recorded several times takes the median. The argument is a shape, not the n-th iteration,
+    so the order of the recording and the scatter of equal iterations are lost. An unrecorded shape is
+    unknown, or, with allow_missing, priced by the base. FLOPs, bytes, peaks and component shares always come
+    from the base.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Recorded(InProportions):
 
         shapes: arrays, one value per iteration; durations_s: seconds, one per iteration.
         cached_bytes: bytes that the caches of all devices may hold from one iteration to the next. Raises
-        ValueError naming the first iteration with a duration that is not finite and > 0, or too short for
-        the base's FLOPs and bytes at the peaks.
+        ValueError naming the first iteration whose duration is not finite and > 0, or too short for the
+        base's FLOPs and bytes at the peaks.
         """
         durations = np.asarray(durations_s, dtype=np.float64)
         wrong = ~(np.isfinite(durations) & (durations > 0))

@@ -1,14 +1,14 @@
 """Speculative decoding as a level over another one: an iteration that gives every sequence one token.
 
-A pass verifies num_draft_tokens of each sequence besides its next token, and drafts as many for the next pass
-with the model's multi-token prediction layer, one after the other. Of these, accepted_tokens are kept on
-average, the next token included. The iterations of a run without `speculation=` give a sequence one token
-each, so decodes take
+A pass verifies num_draft_tokens of each sequence in addition to its next token, and drafts the same number
+for the next pass with the model's multi-token prediction layer, one after the other. On average
+accepted_tokens of these are kept, including the next token. In a run without `speculation=` an iteration
+yields one token per sequence, so decodes take
 
     (one pass of num_draft_tokens + 1 rows per sequence + drafting) / accepted_tokens
 
-and prompt chunks take what they add to a pass. Passes are those of `hwmodels.speculation`. Throughput
-and mean times between tokens are those of the passes; that tokens come in groups is not modelled.
+and prompt chunks take the time that they add to a pass. Passes are priced by `hwmodels.speculation`.
+Throughput and mean times between tokens match the passes; the arrival of tokens in groups is not modelled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Speculative(Checked):
 
     base: LatencyLevel = Calibrated()
     num_draft_tokens: PositiveInt = 3
-    """Tokens that are drafted for each sequence in a pass."""
+    """Number of tokens drafted per sequence in a pass."""
     accepted_tokens: float = 2.5
     """Mean number of tokens that a sequence gets from a pass; 1 to num_draft_tokens + 1."""
 
@@ -48,13 +48,13 @@ class Speculative(Checked):
 
     @property
     def jitter(self) -> Jitter | None:
-        """Random scatter of the iteration times: that of the base, if it has this setting."""
+        """Random scatter of the iteration times: the base's, if it has this setting."""
         return jitter_of(self.base)
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         """Returns the iteration model. Raises ValueError if the base cannot price the replica or passes."""
         base = self.base.iteration_model(replica)
-        # One engine runs pass and layer, without a wait for the host between them (TensorRT-LLM).
+        # One engine runs pass and layer without waiting for the host in between (TensorRT-LLM).
         layer = LayerDraft(kind="mtp", start_s=0.0, step_s=0.0)
         return MeanOfPasses(self, base, SpeculativeModel(base, layer, replica))
 
@@ -98,7 +98,7 @@ class MeanOfPasses(InProportions):
         return np.where(has_chunks, self._base.seconds(shape) - alone_s + decodes_s, decodes_s)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of weights and KV read: those of chunks, and the decodes' share of a pass."""
+        """Returns the bytes of weights and KV read by chunks, and the decodes' share of a pass."""
         some = _only_decodes(shape._replace(decode_seqs=larger(shape.decode_seqs, 1)))
         saved: Any = self._base.bytes_moved(some) - self._of_pass(self._passes.bytes_moved, some)
         moved: Num = self._base.bytes_moved(shape) - saved * (shape.decode_seqs > 0)

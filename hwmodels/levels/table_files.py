@@ -14,14 +14,14 @@ from hwmodels.checks import UnreadableFileError, check_table
 MAX_BYTES = 1 << 29
 """Largest decompressed CSV file."""
 MAX_LINE = 1 << 20
-"""Length in bytes from which a line is refused."""
+"""Length in bytes from which a line is rejected."""
 _PIECE = 1 << 16
 
 
 def read_table_file(file: Path) -> pd.DataFrame:
     """Returns the table in a .parquet, .csv or .csv.gz file.
 
-    Raises OSError, and ValueError for a file that is no such table or exceeds the limits.
+    Raises OSError, and ValueError for a file that is not such a table or exceeds the limits.
     """
     if not file.is_file():
         found = "must be a regular file, not a folder, pipe, socket or device"
@@ -34,7 +34,7 @@ def read_table_file(file: Path) -> pd.DataFrame:
 
 
 def read_parquet(file: Path, **options: Any) -> pd.DataFrame:
-    """Reads a Parquet file, or a folder of them, with pandas; options: those of pandas.read_parquet.
+    """Reads a Parquet file, or a folder of them, with pandas; options: as for pandas.read_parquet.
 
     Raises OSError and ValueError, and UnreadableFileError if the table would take more memory than
     `check_table` allows.

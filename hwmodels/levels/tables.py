@@ -1,25 +1,25 @@
-"""Measured tables: reads them from files of several formats, and finds what they lack of a model.
+"""Measured tables: reads them from files of several formats, and finds missing parts of a model.
 
 The columns of a file identify its format:
 
     windtunnel profile  operator, component, calls, latency_us, ...: see `hwmodels.levels.profile`
     Vidur               num_tokens with attn_pre_proj_us, mlp_up_proj_us, ...; or, as Vidur writes its
                         mlp.csv, time_stats.attn_pre_proj.median, ... in milliseconds
-    LLMServingSim       a folder with three files, with names that end in dense, attention and per_sequence,
-                        and a fourth, moe, with experts
+    LLMServingSim       a folder with three files whose names end in dense, attention and per_sequence, and
+    with experts a fourth one, moe
     a recorded run      iterations.parquet, as `windtunnel simulate` writes it
 
 Files are .parquet, .csv or .csv.gz. If columns gpu, model and tp distinguish several set-ups, the rows of the
-simulated one are selected. Only this module and `table_files` need pandas, which reads both formats; the
-others get numpy columns.
+simulated one are selected. Only this module and `table_files` need pandas, which reads both formats; other
+modules get numpy columns.
 
 LLMServingSim (Cho et al., IISWC 2024; profiles of its version 2, vLLM 0.19): one transformer layer inside
 vLLM, prompt chunks and decodes in one attention call. Vidur (Agrawal et al., MLSys 2024): linear and
 element-wise operators; its attention is not part of the stored copy.
 
-A table may have layers with experts as a whole (any operator whose name has `expert` or `moe` in it);
-otherwise the roofline prices the experts, their router and the experts that all tokens share. What a table
-cannot describe (several kinds of attention, linear attention) is refused, and so is a table of other layers.
+A table may contain complete expert layers (any operator with `expert` or `moe` in its name); otherwise the
+roofline prices the experts, their router and the shared experts. Models that a table cannot describe (several
+kinds of attention, linear attention) and tables of other layers are rejected.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ONCE = {"embedding", "final_layernorm", "lm_head", "sampler"}
 TWICE_A_LAYER = {"layernorm", "add"}
 GEMMS = {"qkv_proj", "o_proj", "gate_up_proj", "up_proj", "down_proj", "experts"}
 DENSE_MLP = {"gate_up_proj", "up_proj", "down_proj", "act_fn"}
-"""Operators of a dense MLP, which layers with experts do not run."""
+"""Operators of a dense MLP, which expert layers do not run."""
 
 VIDUR_OPERATORS = {
     "emb_us": "embedding",
@@ -62,7 +62,7 @@ VIDUR_OPERATORS = {
 
 
 class Layers(NamedTuple):
-    """Numbers of layers by what they run, and the experts that a batch reaches."""
+    """Numbers of layers by kind, and the number of experts that a batch activates."""
 
     all: int
     dense_mlps: int
@@ -77,8 +77,9 @@ def llmservingsim_rows(
 ) -> Rows:
     """Returns rows of `Profile` from LLMServingSim's layer tables, for one GPU, model and tp.
 
-    A layer runs each operator once, its norm twice. Times are of kernels alone, without all-reduces. Experts
-    are measured by the numbers of tokens and of experts that receive some; the expected number is used.
+    A layer runs each operator once, its norm twice. Times cover only kernels, without all-reduces. Experts
+    are measured by the numbers of tokens and of active experts; the expected number of active experts is
+    used.
     """
     check_columns("dense", dense, ("layer", "tokens", "time_us"))
     check_columns("attention", attention, ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"))
@@ -135,7 +136,7 @@ def vidur_rows(linear_ops: Rows, *, layers: Layers) -> Rows:
 
 
 def _expert_rows(moe: Rows, layers: Layers) -> dict[str, Any]:
-    """Returns a row per number of tokens, interpolated to the expected number of experts that get some."""
+    """Returns a row per number of tokens, interpolated to the expected number of active experts."""
     check_columns("moe", moe, ("tokens", "activated_experts", "time_us"))
     _check_one_setup("moe", moe, ("gpu", "model", "tp", "ep"))
     if layers.active_experts is None:
@@ -180,7 +181,7 @@ def _calls(operator: str, layers: Layers) -> int:
 
 
 def _stacked(parts: list[dict[str, Any]]) -> Rows:
-    """Concatenates the parts; sizes that a part does not have are 0."""
+    """Concatenates the parts; sizes that a part lacks are 0."""
     names = dict.fromkeys(name for part in parts for name in part)
     zeros = [np.zeros(len(part["operator"])) for part in parts]
     return {
@@ -219,7 +220,7 @@ def layers_of(model: ModelSpec, routing: Routing) -> Layers:
 
 
 def num_dense_mlps(model: ModelSpec) -> int:
-    """Returns the layers in which a dense MLP runs; without any, those with experts that all tokens share."""
+    """Returns the layers with a dense MLP or, without any, the layers with shared experts."""
     dense = sum(block.count for block in model.blocks if isinstance(block.mlp, DenseMlp))
     shared = sum(
         block.count
@@ -230,7 +231,7 @@ def num_dense_mlps(model: ModelSpec) -> int:
 
 
 def lacking(profile: Profile, operators: Iterable[Operator], model: ModelSpec) -> tuple[Operator, ...]:
-    """Returns the operators of layers with experts that the table does not have; operators: of the model."""
+    """Returns the operators of expert layers that the table lacks; operators: the model's operators."""
     names = [operator.name.lower() for operator in profile.operators]
     if not model.has_experts or any(re.search(r"(?<!shared_)expert|moe", name) for name in names):
         return ()
@@ -242,7 +243,7 @@ def lacking(profile: Profile, operators: Iterable[Operator], model: ModelSpec) -
 
 
 def check_covers(profile: Profile, model: ModelSpec) -> None:
-    """Raises ValueError if the rows cannot be those of the model's layers."""
+    """Raises ValueError if the rows cannot belong to the model's layers."""
     calls = {operator.name: operator.calls for operator in profile.operators}
     kinds = {block.attention for block in model.blocks}
     if any(isinstance(kind, RecurrentLayer | BesideAttention) for kind in kinds):
@@ -265,13 +266,13 @@ def check_covers(profile: Profile, model: ModelSpec) -> None:
 SUFFIXES = (".parquet", ".csv.gz", ".csv")
 LAYER_TABLES = ("dense", "attention", "per_sequence")
 EXPERTS_TABLE = "moe"
-"""A fourth table of models with experts."""
+"""The fourth table, for models with experts."""
 OWN_COLUMNS = {"operator", "component", "latency_us"}
 TP_COLUMNS = ("tp", "num_tensor_parallel_workers")
 
 
 class Setup(NamedTuple):
-    """The simulated set-up, by which the rows of a table are selected."""
+    """The simulated set-up, which selects the rows of a table."""
 
     gpu: str | None
     """Name of the GPU in the table, if the user set it."""
@@ -284,7 +285,7 @@ class Setup(NamedTuple):
 
     @property
     def layers(self) -> Layers:
-        """Numbers of layers by what they run."""
+        """Numbers of layers by kind."""
         return layers_of(self.model_spec, self.routing)
 
 
@@ -292,7 +293,7 @@ class Table(NamedTuple):
     """A table that was read from a file or folder."""
 
     source: str
-    """Origin of the measurements and their GPU."""
+    """Source of the measurements, and their GPU."""
     rows: Rows
     profile: Profile
 
@@ -350,7 +351,7 @@ def _profile_file(path: Path) -> Path:
 
 
 def _layer_tables(folder: Path) -> dict[str, Path]:
-    """Returns LLMServingSim's three files, and that of experts if there is one; {} if one is missing."""
+    """Returns LLMServingSim's three files, and the experts' file if it exists; {} if one is missing."""
     found = {}
     for file in sorted(folder.iterdir()):
         stem = _stem(file)
@@ -446,5 +447,5 @@ def _named(frame: pd.DataFrame, column: str, name: str | None, simulated: str) -
 
 
 def _plain(name: str) -> str:
-    """Normalises names so that RTX PRO 6000 and RTXPRO6000 are equal; of a path it takes the last part."""
+    """Normalises names so that RTX PRO 6000 and RTXPRO6000 are equal; of a path, uses the last part."""
     return re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())

@@ -73,7 +73,7 @@ class MixtureOfExperts(Checked):
             raise ValueError(f"top_k={self.top_k}: must be 1 to num_experts={self.num_experts}")
 
     def matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
-        """Returns the matrices of one rank: the whole router, and the rank's share of the routed experts.
+        """Returns the matrices of one rank: the complete router, and the rank's share of the routed experts.
 
         The shared experts follow, then the projections to and from the experts' width, on every rank.
         """
@@ -108,7 +108,7 @@ class MixtureOfExperts(Checked):
         )
 
     def active_elements(self, hidden_size: int) -> int:
-        """Returns the weights that one token is multiplied with: top_k experts, shared experts, router."""
+        """Returns the weights applied to one token: top_k experts, shared experts, router."""
         return sum(
             matrix.elements // self.num_experts * self.top_k
             if matrix.role is Role.routed
@@ -130,7 +130,7 @@ class MixtureOfExperts(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoMlp:
-    """A layer without an MLP: a mixer of tokens alone (Nemotron-H, Mamba)."""
+    """A layer without an MLP: only a token mixer (Nemotron-H, Mamba)."""
 
     def matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
         return ()
@@ -179,9 +179,9 @@ DTYPES = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherWeights(Checked):
-    """Weights outside the layers that occupy memory and cost a text token no time, in the model's dtype.
+    """Weights outside the layers that occupy memory but take no time for text tokens, in the model's dtype.
 
-    Vision and audio towers, and tables of which a token reads a row.
+    Vision and audio towers, and tables from which a token reads one row.
     """
 
     name: str
@@ -196,7 +196,7 @@ class KvLayers:
     bytes_per_token: float
     """KV bytes per token of one layer on one rank."""
     window: int | None
-    """Largest number of tokens that are kept; None: no limit."""
+    """Maximum number of tokens that are kept; None: no limit."""
     window_is_chunk: bool = False
     """Whether the window is a chunk: attention reaches back to its first token."""
 
@@ -228,7 +228,7 @@ class ModelSpec(Checked):
     moe_weights: str | None = None
     """Storage format of routed experts; None: the same as `weights`."""
     lm_head_weights: str | None = None
-    """Storage format of the LM head, where it has a table of its own; None: dtype."""
+    """Storage format of the LM head if it has its own table; None: dtype."""
     kv_cache_dtype: Annotated[str, OneOf(("auto", *KV_BYTES))] = "auto"
     """Storage format of the KV cache, a key of `KV_BYTES`; auto: dtype."""
     sparsity: Annotated[str | None, OneOf(("2:4",))] = None
@@ -236,13 +236,13 @@ class ModelSpec(Checked):
     other_weights: tuple[OtherWeights, ...] = ()
     """Towers and tables; sharded over the ranks of tensor parallelism, in a pipeline on the first stage."""
     read_by_fields: bool = False
-    """Whether the architecture is unknown, and its layers are what its fields usually mean."""
+    """Whether the architecture is unknown and its layers follow the usual meanings of its fields."""
     num_mtp_modules: int = 0
     """Modules for multi-token prediction in the checkpoint, each like `mtp_block`; a decode uses none."""
     mtp_block: Block | None = None
     """Layer of such a module; None: like the last block's."""
     notes: tuple[str, ...] = ()
-    """Notes on parts of the model that this description lacks, and on transformations of it."""
+    """Notes on missing parts of the model, and on its transformations."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -289,7 +289,7 @@ class ModelSpec(Checked):
 
     @property
     def other_elements(self) -> int:
-        """Number of weights of towers and of tables besides the vocabulary's."""
+        """Number of weights of towers and of tables other than the vocabulary's."""
         return sum(other.elements for other in self.other_weights)
 
     def other_bytes(self, tensor_parallel_size: int = 1) -> float:
@@ -298,13 +298,13 @@ class ModelSpec(Checked):
 
     @property
     def num_active_parameters(self) -> int:
-        """Number of weights without the routed experts that a token does not visit; Mixtral-8x7B: 12.9e9."""
+        """Number of active weights, without unused routed experts; Mixtral-8x7B: 12.9e9."""
         tables = 0 if self.tie_word_embeddings else 1  # the LM head is in the matmuls
         return self.num_matmul_parameters + self.vector_elements() + tables * self.embedding_elements
 
     @property
     def num_matmul_parameters(self) -> int:
-        """N of "a token takes 2 N FLOPs": all weights that a token is multiplied with, LM head included."""
+        """N of "a token takes 2 N FLOPs": all weights applied to a token, including the LM head."""
         layers = sum(block.count * block.layer_active_elements(self.hidden_size) for block in self.blocks)
         return layers + self.embedding_elements
 
@@ -323,7 +323,7 @@ class ModelSpec(Checked):
         return flops / 2 + router_and_head
 
     def layer_matrices(self, ranks: Ranks = ONE_RANK) -> list[Matrix]:
-        """Returns the matrices of all layers, on one rank; counts include how often the layer occurs."""
+        """Returns the matrices of all layers, on one rank; counts include the number of such layers."""
         return [
             replace(matrix, count=block.count * matrix.count)
             for block in self.blocks
@@ -352,7 +352,7 @@ class ModelSpec(Checked):
     def bytes_per_weight(self, role: Role, stored: str | None = None) -> float:
         """Returns the bytes per weight with scales; 2:4 keeps half plus 2 bits of position: bf16 x 0.5625.
 
-        stored: the format of a matrix that has another one than its role (`Matrix.stored`).
+        stored: the format of a matrix, if it differs from its role's (`Matrix.stored`).
         """
         per_weight = weight_format(stored or self.weight_format_of(role)).bytes_per_weight
         if self.sparsity is None or role is Role.plain:
@@ -418,9 +418,10 @@ class ModelSpec(Checked):
         return sum(layers.count * layers.bytes_per_token for layers in self.kv_layers(tensor_parallel_size))
 
     def kv_bytes_of_sequence(self, num_tokens: int) -> float:
-        """Returns the KV bytes of a sequence of num_tokens tokens; layers with a window keep no more than it.
+        """Returns the KV bytes of a sequence of num_tokens tokens.
 
-        Shared by all ranks, no KV head twice; without states of linear attention.
+        Layers with a window keep at most the window. Total over all ranks, without duplicated KV heads and
+        linear-attention states.
         """
         return sum(
             layers.count * layers.bytes_per_token * min(num_tokens, layers.window or num_tokens)
@@ -439,7 +440,7 @@ class ModelSpec(Checked):
         if self.divides(tensor_parallel_size):
             return
         largest = min(block.attention.max_tensor_parallel_size for block in self.blocks)
-        # Not a larger size: it may exceed the devices of a node, and be an odd number.
+        # Not a larger size, because it may exceed a node's devices or be odd.
         allowed = range(2, min(largest, tensor_parallel_size) + 1)
         nearest = max((size for size in allowed if self.divides(size)), default=1)
         rules = dict.fromkeys(block.attention.cutting_rule for block in self.blocks)
@@ -485,7 +486,7 @@ class Block(Checked):
     num_norms: PositiveInt = 2
     """Number of RMS norms over the hidden state per layer; Gemma has 4."""
     formats: tuple[tuple[str, str], ...] = ()
-    """Names of matrices whose storage format is not that of their role, and the format."""
+    """Names of matrices whose storage format differs from their role's, with the format."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -504,7 +505,7 @@ class Block(Checked):
         return tuple(replace(matrix, stored=own.get(matrix.name)) for matrix in matrices)
 
     def without_formats(self, *roles: Role) -> Block:
-        """Returns the layers with matrices of these roles stored as the model says for their role."""
+        """Returns the layers with matrices of these roles in the model's format for the role."""
         if not self.formats:
             return self
         of_role = {matrix.name for matrix in self.layer_matrices(1) if matrix.role in roles}
@@ -519,13 +520,13 @@ class Block(Checked):
         )
 
     def layer_active_elements(self, hidden_size: int) -> int:
-        """Returns the number of matrix weights that one token is multiplied with in one layer."""
+        """Returns the number of matrix weights applied to one token in one layer."""
         attention = sum(matrix.elements for matrix in self.attention.matrices(hidden_size))
         return attention + self.mlp.active_elements(hidden_size)
 
 
 def precision_notes(model: ModelSpec, device: Device) -> list[str]:
-    """Returns notes on formats that the device does not compute in and on unusable sparsity; else none."""
+    """Returns notes on formats without hardware support and on unusable sparsity, if any."""
     formats = {("weights", model.weight_format_of(Role.dense))}
     if model.has_experts:
         formats.add(("moe_weights", model.weight_format_of(Role.routed)))

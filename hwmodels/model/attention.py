@@ -1,13 +1,12 @@
 """Kinds of softmax attention: their matrices, their caches per token, and their sharding.
 
-One idea in more than 400 lines: the kinds beside each other. Layers with a state of constant size are in
-`hwmodels.model.recurrent`. A new kind is a subclass of
+Layers with a state of constant size are in `hwmodels.model.recurrent`. A new kind is a subclass of
 `Attention`, its operators in `hwmodels.assembly.attention`, and in `hwmodels.hf.architectures`
 the fields of a config.json by which it is recognised.
 
-`CompressedAttention` is over a window of tokens and over groups of tokens that are compressed to one entry
-each (DeepSeek-V4, 2026, section 2.3). All heads attend to one vector per entry, which is key and value at
-once, as in multi-query attention. A layer keeps, for a ratio r of tokens per entry:
+`CompressedAttention` attends to a window of tokens and to groups of tokens compressed to one entry each
+(DeepSeek-V4, 2026, section 2.3). All heads attend to one vector per entry, which is both key and value, as in
+multi-query attention. A layer keeps, for a ratio r of tokens per entry:
 
     r = 0     the last tokens within the window                               sliding attention
     r = 4     one entry for r tokens, of which an indexer selects the top k   compressed sparse attention
@@ -39,7 +38,7 @@ class Attention(Checked, ABC):
     window: int | None = None
     """Tokens of a sequence that are kept and attended to; None: the whole sequence."""
     num_kv_heads: int
-    """Number of heads with separate keys and values in the cache; 1 where there are none."""
+    """Number of heads with separate keys and values in the cache; 1 if there are none."""
     kv_is_latent: bool = False
     """True if all heads attend to one cached vector per token, which every rank keeps."""
 
@@ -54,7 +53,7 @@ class Attention(Checked, ABC):
 
     @property
     def cutting_rule(self) -> str:
-        """Rule that a tensor_parallel_size must follow, for error messages."""
+        """Rule for valid values of tensor_parallel_size, for error messages."""
         return f"divide the {self.num_query_heads} attention heads"
 
     def divides(self, tensor_parallel_size: int) -> bool:
@@ -82,15 +81,15 @@ class Attention(Checked, ABC):
         return 0.0
 
     def with_fewer_heads(self, share: float) -> Self:
-        """Returns the layer pruned to that share of its heads, in whole groups.
+        """Returns the layer pruned to this share of its heads, in whole groups.
 
-        Raises ValueError for kinds that cannot be pruned by heads.
+        Raises ValueError for kinds whose heads cannot be pruned.
         """
         raise ValueError(f"heads={share}: {type(self).__name__} layers cannot be pruned by heads; must be 1")
 
 
 def check_indexer(top_k: int | None, num_heads: int, head_dim: int) -> None:
-    """Raises ValueError unless an indexer that selects top_k tokens has heads; None: there is none."""
+    """Raises ValueError unless an indexer that selects top_k tokens has heads; None: no indexer."""
     if top_k is None:
         return
     check_whole("sparse_top_k", top_k, remedy=", or null")
@@ -111,7 +110,7 @@ class GroupedQueryAttention(Attention):
     num_kv_heads: PositiveInt
     head_dim: PositiveInt
     v_head_dim: PositiveInt | None = None
-    """Width of a head's values (MiMo-V2: 128, keys 192); None: that of its keys."""
+    """Width of a head's values (MiMo-V2: 128, keys 192); None: the width of its keys."""
     qkv_bias: bool = False
     """Biases on the Q, K and V projections (Qwen2)."""
     o_bias: bool = False
@@ -121,11 +120,12 @@ class GroupedQueryAttention(Attention):
     qk_norm_joins_heads: bool = False
     """Norm over the vectors of all heads together (MiniMax-M2): ranks sum their squares."""
     window: PositiveInt | None = None
-    """Tokens that attention reaches back, its own included (Mistral, Gemma, gpt-oss); None: all."""
+    """Number of tokens that attention reaches back, including its own (Mistral, Gemma, gpt-oss); None: all.
+    """
     window_is_chunk: bool = False
     """Whether the window is a chunk of the sequence, to whose first token attention reaches back (Llama 4).
 
-    Without a window it has no meaning.
+    Without a window it is not used.
     """
     shares_kv: bool = False
     """Reuse of an earlier layer's keys and values: no K and V projections, no cache (Gemma 3n)."""
@@ -136,7 +136,7 @@ class GroupedQueryAttention(Attention):
     sinks: bool = False
     """One learned logit per head in the denominator of the softmax (gpt-oss)."""
     sparse_top_k: int | None = None
-    """Largest number of tokens that a query attends to, which an indexer selects (MiniMax-M3); None: all."""
+    """Maximum number of tokens that a query attends to, selected by an indexer (MiniMax-M3); None: all."""
     index_n_heads: int = 0
     index_head_dim: int = 0
 
@@ -239,7 +239,7 @@ class LatentAttention(Attention):
     """Multi-head latent attention: keys and values of all heads come from one cached vector per token.
 
     DeepSeek-V2 (2024), section 2.1. With sparse_top_k an indexer selects the tokens that a query attends to:
-    DeepSeek sparse attention (DeepSeek-V3.2, GLM-5). The latent vectors of all tokens are kept even so. FLOPs
+    DeepSeek sparse attention (DeepSeek-V3.2, GLM-5). The latent vectors of all tokens are still kept. FLOPs
     of absorbed and expanded, full and sparse attention differ too much for a common lower bound.
     """
 
@@ -254,10 +254,10 @@ class LatentAttention(Attention):
     qk_nope_head_dim: PositiveInt
     """Width of the part of each head's query and key without position."""
     qk_rope_head_dim: NonNegativeInt
-    """Width of the part with position, whose key all heads share; 0: there is none (GLM-5.3-Flash)."""
+    """Width of the part with position, whose key all heads share; 0: no such part (GLM-5.3-Flash)."""
     v_head_dim: PositiveInt
     window: PositiveInt | None = None
-    """Tokens that attention reaches back, its own included (dots3); None: all."""
+    """Number of tokens that attention reaches back, including its own (dots3); None: all."""
     shares_kv: bool = False
     """Reuse of an earlier layer's latent vectors: no projection to them, no cache (Mistral Large 4)."""
     output_gate: bool = False
@@ -265,15 +265,17 @@ class LatentAttention(Attention):
     head_gate: bool = False
     """Gate of one number per head on the output, from the hidden state (dots3)."""
     query_gate: bool = False
-    """Gate on the heads' outputs, made with the queries from their low rank, twice as wide (A.X K2)."""
+    """Gate on the heads' outputs, computed together with the queries from their low rank, which doubles the
+    width (A.X K2).
+    """
     sparse_top_k: int | None = None
-    """Largest number of tokens that a query attends to; None: no limit."""
+    """Maximum number of tokens that a query attends to; None: no limit."""
     index_n_heads: int = 0
     index_head_dim: int = 0
     shares_index: bool = False
-    """Reuse of the tokens that an earlier layer's indexer selected (GLM-5.2): no indexer, no index keys."""
+    """Reuse of the tokens selected by an earlier layer's indexer (GLM-5.2): no indexer, no index keys."""
     index_ratio: PositiveInt = 1
-    """Tokens that share a key of the indexer, which a gate pools from theirs (GLM-5.3-Flash)."""
+    """Number of tokens per indexer key, which a gate pools from the tokens' keys (GLM-5.3-Flash)."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -297,14 +299,11 @@ class LatentAttention(Attention):
 
     @property
     def made_width(self) -> int:
-        """Elements of the latent vector that the layer makes of a token itself."""
+        """Number of elements of a token's latent vector that the layer computes itself."""
         return 0 if self.shares_kv else self.latent_width
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
-        """Returns one rank's matrices.
-
-        Down-projections are replicated, absorbed decode folds kv_b_proj away.
-        """
+        """Returns one rank's matrices. Down-projections are replicated; absorbed decode folds kv_b_proj."""
         heads = share_of(self.num_heads, tensor_parallel_size)
         q_width = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         if self.q_lora_rank is None:
@@ -329,7 +328,7 @@ class LatentAttention(Attention):
         )
 
     def _indexer(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Returns the indexer's matrices, replicated on every rank: each needs the whole choice of tokens.
+        """Returns the indexer's matrices, replicated on every rank because each needs the full selection.
 
         Its queries are made from the compressed query or, without one, from the hidden state.
         """
@@ -367,7 +366,7 @@ class LatentAttention(Attention):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoAttention(Attention):
-    """A layer without attention: an MLP alone (Nemotron-H, layers that DeciLM leaves out)."""
+    """A layer without attention: only an MLP (Nemotron-H, layers omitted by DeciLM)."""
 
     num_query_heads = 0
     num_kv_heads = 1
@@ -388,17 +387,18 @@ class NoAttention(Attention):
 
 
 OVERLAP = 2
-"""Series of keys and values of the compressor whose groups overlap: that of layers with an indexer."""
+"""Number of series of keys and values in a compressor with overlapping groups, for layers with an indexer."""
 
 FP8_SCALE_BYTES = 8.0
-"""Scales of an entry in fp8, one for 64 elements, with its padding; the part with position stays in bf16."""
+"""Bytes of scales of an fp8 entry, one per 64 elements, with padding; the part with position stays in bf16.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressedAttention(Attention):
     """A layer of DeepSeek-V4: low-rank queries, one shared key and value, output in groups of low rank.
 
-    It has no window: what grows with the context is kept whole, and the window itself is a state.
+    It has no `window`: entries that grow with the context are all kept, and the window itself is a state.
     """
 
     kv_is_latent = True
@@ -416,9 +416,9 @@ class CompressedAttention(Attention):
     window_tokens: PositiveInt
     """Uncompressed tokens that are attended to."""
     ratio: NonNegativeInt = 0
-    """Tokens per compressed entry; 0: there are none."""
+    """Number of tokens per compressed entry; 0: no compressed entries."""
     sparse_top_k: int | None = None
-    """Largest number of compressed entries that a query attends to; None: all."""
+    """Maximum number of compressed entries that a query attends to; None: all."""
     index_n_heads: int = 0
     index_head_dim: int = 0
     num_streams: PositiveInt = 1
@@ -475,7 +475,7 @@ class CompressedAttention(Attention):
         )
 
     def _hyper_connections(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Returns the two projections of n streams to the n (2 + n) weights with which they are mixed."""
+        """Returns the two projections of n streams to the n (2 + n) weights that mix them."""
         n = self.num_streams
         if n == 1:
             return ()
@@ -501,7 +501,7 @@ class CompressedAttention(Attention):
         return 0.0 if self.sparse_top_k is None else self.index_head_dim + 4.0
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        """Returns the bytes of an entry and its index key over the ratio, the same on every rank."""
+        """Returns the bytes of an entry and its index key divided by the ratio, the same on every rank."""
         return (self.entry_bytes(kv_dtype) + self.index_entry_bytes) / self.ratio if self.ratio else 0.0
 
     def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:

@@ -1,6 +1,6 @@
-"""Layers with a state of constant size per sequence in place of KV per token: state-space layers and others.
+"""Layers with a state of constant size per sequence instead of KV per token: state-space layers and others.
 
-One idea in more than 400 lines: the kinds beside each other.
+The module lists all kinds.
 
     LinearAttention     gated delta nets (Yang et al., 2024; Qwen3-Next)
     Mamba1              d_inner x d_state numbers; a scan outside the tensor cores (Gu and Dao, 2023)
@@ -12,8 +12,8 @@ One idea in more than 400 lines: the kinds beside each other.
 
 States are per sequence and layer; FLOPs count a multiplication and an addition as two.
 
-`RecurrentLayer` is what they have in common; a kind states its matrices, its convolution, its state and the
-FLOPs of its recurrence.
+`RecurrentLayer` is the common base; each kind defines its matrices, its convolution, its state and the FLOPs
+of its recurrence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RecurrentLayer(Attention):
     """Name of the operator of its recurrence."""
     num_kv_heads = 1
     conv_kernel: int
-    """Tokens that the short convolution covers; 1 where there is none."""
+    """Number of tokens covered by the short convolution; 1 if there is none."""
 
     @abstractmethod
     def value_width(self, tensor_parallel_size: int = 1) -> int:
@@ -189,7 +189,7 @@ class LinearAttention(RecurrentLayer):
 
 
 VECTOR_SLOWDOWN = 15
-"""FLOP/s of the tensor cores in bf16 over those of the vector units in fp32: 989 / 67 on an H100."""
+"""Ratio of the tensor cores' bf16 FLOP/s to the vector units' fp32 FLOP/s: 989 / 67 on an H100."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,7 +254,7 @@ class Mamba2(HeadedLayer):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba1(RecurrentLayer):
-    """Mamba-1: every one of d_inner channels has a state of its own, scanned one token after the other."""
+    """Mamba-1: every one of d_inner channels has its own state, scanned token by token."""
 
     inner_size: PositiveInt
     state_size: PositiveInt
@@ -303,19 +303,19 @@ class Mamba1(RecurrentLayer):
         return self.value_width(tensor_parallel_size) * self.state_size * KV_BYTES[self.state_dtype]
 
     def token_flops(self, tensor_parallel_size: int = 1) -> float:
-        """Returns 9 d_inner d_state operations of the vector units, as FLOPs of the tensor cores' time."""
+        """Returns 9 d_inner d_state vector-unit operations, as equivalent FLOPs of the tensor cores."""
         return 9.0 * VECTOR_SLOWDOWN * self.value_width(tensor_parallel_size) * self.state_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KimiDeltaAttention(HeadedLayer):
-    """Kimi delta attention: a gated delta net whose decay differs by channel; queries, keys, values alike."""
+    """Kimi delta attention: a gated delta net with a decay per channel, and equal widths of Q, K and V."""
 
     conv_kernel: PositiveInt = 4
     full_rank_gate: bool = False
-    """Whether the output gate is one matrix (Kimi-K3); else it goes through head_dim numbers."""
+    """Whether the output gate is one matrix (Kimi-K3); if not, it has rank head_dim."""
     full_rank_decay: bool = False
-    """Whether the decay is made by one matrix (Ling 3); else it goes through head_dim numbers."""
+    """Whether the decay is computed by one matrix (Ling 3); if not, it has rank head_dim."""
 
     scan_name: ClassVar[str] = "delta_rule"
 
@@ -354,7 +354,7 @@ class KimiDeltaAttention(HeadedLayer):
         return self.value_width(tensor_parallel_size) * self.head_dim * KV_BYTES["fp32"]
 
     def token_flops(self, tensor_parallel_size: int = 1) -> float:
-        """Returns 6 heads d d, as a gated delta net."""
+        """Returns 6 heads d d, like a gated delta net."""
         return 6.0 * self.value_width(tensor_parallel_size) * self.head_dim
 
     def chunk_token_flops(self, tensor_parallel_size: int = 1) -> float:
@@ -367,7 +367,7 @@ class LightningAttention(HeadedLayer):
     """Lightning attention: a matrix per head that decays at a fixed rate, with a gate on the output."""
 
     state_dtype: StateDtype = "bf16"
-    """dtype of the state; vLLM keeps it in the model's."""
+    """dtype of the state; vLLM uses the model's dtype."""
 
     scan_name: ClassVar[str] = "linear_scan"
     conv_kernel = 1
@@ -438,13 +438,13 @@ class ShortConvolution(RecurrentLayer):
         return 0.0
 
     def token_flops(self, tensor_parallel_size: int = 1) -> float:
-        """Returns 2 (kernel + 1) width operations of the vector units, in FLOPs of the tensor cores' time."""
+        """Returns 2 (kernel + 1) width vector-unit operations, as equivalent FLOPs of the tensor cores."""
         return 2.0 * VECTOR_SLOWDOWN * (self.conv_kernel + 1) * self.value_width(tensor_parallel_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BesideAttention(Attention):
-    """Softmax attention and a recurrent layer side by side in one layer; the sum of both goes on."""
+    """Softmax attention and a recurrent layer in parallel in one layer; their outputs are summed."""
 
     attention: GroupedQueryAttention
     recurrent: RecurrentLayer

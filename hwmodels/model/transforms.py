@@ -1,9 +1,9 @@
 """Transformations to smaller models: pruning in depth and width, sparsity, distillation, smaller KV caches.
 
-Each transformation makes a new `ModelSpec` with notes on the savings; its `source` is empty if the weights
-change, because they are not the published ones. Quality is not modelled but an input, `quality`, which the
-notes state: the share of the original's score in a benchmark that the smaller model keeps. A loss is
-recovered by training, usually by distillation from the original model.
+Each transformation creates a new `ModelSpec` with notes on the savings; its `source` is empty if the weights
+change, because they are not the published ones. Quality is not modelled; it is an input (`quality`) that the
+notes repeat: the share of the original's benchmark score that the smaller model keeps. A loss is recovered by
+training, usually by distillation from the original model.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ GRAIN = 64
 
 
 Quality = Annotated[Positive | None, "a share of the original's score"]
-"""A model's benchmark score over the original's; a student may be the better model."""
+"""Ratio of a model's benchmark score to the original's; a student may be better."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PruneDepth(Checked):
-    """Leaves out whole layers, an equal share of each kind (ShortGPT: Men et al., 2024; Minitron, 2024)."""
+    """Removes complete layers, an equal share of each kind (ShortGPT: Men et al., 2024; Minitron, 2024)."""
 
     keep: PositiveShare = 0.5
     """Share of the layers that is kept; at least one layer is."""
@@ -50,7 +50,7 @@ class PruneDepth(Checked):
 class PruneWidth(Checked):
     """Makes layers narrower (Sheared LLaMA: Xia et al., 2024; Minitron, 2024).
 
-    Fields are shares that are kept. Widths become multiples of 64. Heads are removed in whole groups, so KV
+    The fields are the kept shares. Widths become multiples of 64. Heads are removed in whole groups, so KV
     heads and KV shrink equally.
     """
 
@@ -100,7 +100,7 @@ class Sparse24(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseUnstructured(Checked):
-    """Zeros at any position in the matrices of attention and MLPs: only the file becomes smaller."""
+    """Zeros at any position in the matrices of attention and MLPs; only the file becomes smaller."""
 
     zeros: PositiveShare = 0.5
     """Share of the weights that is zero."""
@@ -108,7 +108,10 @@ class SparseUnstructured(Checked):
     """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
 
     def applied(self, model: ModelSpec) -> ModelSpec:
-        """Returns the model with a note; the file holds other weights and one bit of position per weight."""
+        """Returns the model with a note.
+
+        The file holds the non-zero weights and one position bit per weight.
+        """
         matrices, file_bytes = model.quantised_matrices(), model.weight_bytes_per_rank()
         stored_bytes = sum(model.matrix_bytes(matrix) for matrix in matrices)
         place_bytes = sum(matrix.elements for matrix in matrices) / 8
@@ -178,14 +181,14 @@ def noted(after: ModelSpec, change: str, before: ModelSpec, quality: float | Non
 
 
 def quality_sentence(quality: float | None) -> str:
-    """Returns the sentence on the quality of a smaller model, given as a share of the original's score."""
+    """Returns the sentence on the quality of a smaller model, a share of the original's score."""
     if quality is None:
         return "The loss of quality is not modelled, and none is given (model.transform.quality)."
     return f"Its quality is an input: {100 * quality:.4g} % of the original's score."
 
 
 def shared_out(total: int, counts: Sequence[int]) -> list[int]:
-    """Divides total in proportion to the counts into whole numbers, by largest remainder."""
+    """Divides total in proportion to the counts into integers, by largest remainder."""
     exact = [total * count / sum(counts) for count in counts]
     whole = [int(share) for share in exact]
     by_remainder = sorted(range(len(counts)), key=lambda i: (whole[i] - exact[i], i))
@@ -214,29 +217,29 @@ def narrower(mlp: Mlp, share: float) -> Mlp:
 class SharedKv(Checked):
     """Multi-query attention, windows and shared KV in all layers with grouped-query attention.
 
-    Latent and linear attention stay as they are. A model like this is trained, not converted.
+    Latent and linear attention are unchanged. Such a model is trained, not converted.
 
     "Optimizing AI Inference at Character.AI", 2024: multi-query attention in all layers; one layer of six
     attends to the whole context, the others to a window of 1,024 tokens; two or three neighbouring layers
     share one cache, and layers with full attention share across blocks. Cross-layer attention: Brandon et
     al., NeurIPS 2024.
 
-    KV bytes of a sequence of n tokens, of L layers with b bytes per token, window w, one of f full, s
-    sharing:
+    KV bytes of a sequence of n tokens, of L layers with b bytes per token, window w, one full layer in f, and
+    s layers sharing a cache:
 
         L / s (n / f + (1 - 1 / f) min(n, w)) b,   each kind of layer rounded up to whole layers
 
     30 layers of 8 KV heads, 10,240 tokens: 5 layers are full, 25 have a window of 1,024, which keeps a tenth.
-    Of the full ones 2 have a cache, of the others 9. So KV is 8 (heads) x 30 x 10 / (2 x 10 + 9) = 83 times
-    smaller.
+    2 of the full layers and 9 of the others have a cache, so KV is 8 (heads) x 30 x 10 / (2 x 10 + 9) = 83
+    times smaller.
     """
 
     num_kv_heads: PositiveInt | None = 1
-    """Number of KV heads; None: those of the model."""
+    """Number of KV heads; None: the model's."""
     window: PositiveInt | None = 1024
     """Tokens to which most layers attend; None: no layer gets a window."""
     full_every: PositiveInt = 6
-    """One of so many layers attends to the whole context, if there is a window."""
+    """One layer in this many attends to the whole context, if there is a window."""
     layers_per_kv: PositiveInt = 3
     """Number of layers of the same kind that share one cache; 1: each has its own."""
     quality: Quality = None

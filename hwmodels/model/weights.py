@@ -2,8 +2,8 @@
 
 Every part of a layer lists the matrices that one rank multiplies with, as engines fuse them (Q, K and V in
 one, gate and up in one) and as Megatron-LM shards them: the first of a pair by columns, the second by rows
-(Shoeybi et al., 2019). Parameters, bytes and FLOPs are all counted from those lists. A share that is not a
-whole number is rounded up, as engines pad it.
+(Shoeybi et al., 2019). Parameters, bytes and FLOPs are all counted from those lists. A share that is not an
+integer is rounded up, because engines pad it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Matrix:
     count: int = 1
     role: Role = Role.dense
     stored: str | None = None
-    """Storage format that the checkpoint has for this matrix; None: that of its role."""
+    """Storage format of this matrix in the checkpoint; None: its role's format."""
     slices: tuple[int, ...] = ()
     """Outputs of each projection that the matrix fuses, such as q, k and v; empty: it is one projection."""
 
@@ -78,11 +78,12 @@ class WeightFormat:
     scale_bytes_per_weight: float = 0.0
     """Bytes of scales and zero points per weight."""
     compute: str | None = None
-    """dtype of the matrix multiplication (`devices.device.DTYPE_BYTES`); None: that of the activations."""
+    """dtype of the matrix multiplication (`devices.device.DTYPE_BYTES`); None: the activations' dtype."""
     stand_in: str | None = None
     """Compute dtype on chips that lack `compute`; None: the activations' (weights are unpacked first)."""
     group_bytes: float | None = None
-    """Bytes of scale and zero point of one group, if NAME_gN sets groups of N weights; None: it cannot."""
+    """Bytes of scale and zero point of one group, if NAME_gN sets groups of N weights; None: not supported.
+    """
     source: str = ""
 
     @property
@@ -90,7 +91,7 @@ class WeightFormat:
         return self.bits / 8 + self.scale_bytes_per_weight
 
     def compute_dtype(self, device: Device, activations: str) -> str:
-        """Returns the dtype of the tensor cores: the format's own if the chip has it, else the stand-in.
+        """Returns the dtype of the tensor cores: the format's if the chip supports it, else a substitute.
 
         fp8 on an A100 becomes weight-only: stored in 8 bits, multiplied in the activations' dtype.
         """
@@ -100,7 +101,7 @@ class WeightFormat:
         return device.compute_dtype(activations)
 
     def falls_back_on(self, device: Device) -> bool:
-        """Returns whether the chip lacks the dtype that the format is made for."""
+        """Returns whether the chip lacks the format's compute dtype."""
         return self.compute is not None and self.compute not in device.peak_flops_per_s
 
 
@@ -258,7 +259,7 @@ _GROUPED = re.compile(r"(?P<base>\w+)_(?P<kind>[gs])(?P<size>[1-9]\d{0,4})")
 
 @lru_cache
 def weight_format(name: str) -> WeightFormat:
-    """Returns the format of that name; int4_wo_g32 is int4_wo with groups of 32 weights.
+    """Returns the format with this name; int4_wo_g32 is int4_wo with groups of 32 weights.
 
     int4_wo_s32 is the same with a scale for each group and no zero point, as of symmetric weights.
     Raises ValueError if it is unknown.
@@ -284,9 +285,9 @@ def kind_of(name: str) -> str:
 
 
 def in_groups(name: str, size: int | None, *, symmetric: bool = False) -> str:
-    """Returns the name of a format with groups of that size; None: as the format is by itself.
+    """Returns the name of a format with groups of this size; None: the format's default.
 
-    Groups of 128 have no name of their own: zero points of symmetric weights would be 0.4 % of the bytes.
+    Groups of 128 have no separate name, because zero points of symmetric weights would be 0.4 % of the bytes.
     """
     base = WEIGHT_FORMATS[name]
     if size is None or base.group_bytes is None:
@@ -296,7 +297,7 @@ def in_groups(name: str, size: int | None, *, symmetric: bool = False) -> str:
 
 
 def check_weight_format(name: str, given: str) -> None:
-    """Raises ValueError that names the setting, unless that format is known."""
+    """Raises ValueError that names the setting, unless the format is known."""
     try:
         weight_format(given)
     except ValueError as error:
@@ -309,7 +310,7 @@ class Lora(Checked):
 
     rank: PositiveInt
     num_active: PositiveInt = 1
-    """Different adapters in a batch; each of them is read once. They are all kept in memory."""
+    """Number of different adapters in a batch; each is read once. All of them are kept in memory."""
 
     def elements(self, matrices: Iterable[Matrix]) -> float:
         """Returns the number of weights of all active adapters: rank (p k + n) for every dense matrix.

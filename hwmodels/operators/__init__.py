@@ -1,4 +1,4 @@
-"""Operators: seconds of one call on one device, one kind per file; here the calibration of their curves."""
+"""Operators: seconds of one call on one device, one kind per file. Here: the calibration of their curves."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ from hwmodels.operators.moe import MoeCurve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Parameters of the curves. The defaults, medians over the measured devices, are level `spec`."""
+    """Parameters of the curves.
+
+    The defaults are medians over the measured devices; level `spec` uses them.
+    """
 
     measured_on: str | None = None
-    """Name of the device that was measured; None: no device was."""
+    """Name of the measured device; None: none was measured."""
     source: str = ""
     """Source of the measurements, with the date of the fit."""
     sm_clock_hz: float | None = None
     """Boost clock of the SMs of the measured device; None: latencies do not depend on the device."""
     sustained_clock_share: float = 0.9
-    """Clock of the SMs under an engine's continuous load over the clock in benchmarks of single operators.
-
-    Long prefills are limited by power, not by silicon. The value comes from whole-engine TTFT of long
-    prompts, not from operators.
+    """Ratio of the SM clock under an engine's continuous load to the clock in single-operator benchmarks.
+    Power, not silicon, limits long prefills. The value comes from whole-engine TTFT of long prompts, not from
+    operators.
     """
     start_share: float = 0.8
-    """Share of a kernel's start, measured alone, that remains between kernels of a stream or graph.
-
-    The start of one kernel overlaps the end of the one before. The value comes from whole-engine TPOT of
-    small batches.
+    """Share of a single kernel's measured start time that remains between kernels of a stream or graph. The
+    start of one kernel overlaps the end of the previous one. The value comes from whole-engine TPOT of small
+    batches.
     """
     peer_wait_s: float = 0.0
-    """Seconds that each sum over ranks waits in a busy engine for each rank but the own one.
-
-    In benchmarks of single collectives the ranks arrive together. The value comes from whole-engine TPOT of
-    dense models on 2 to 8 devices.
+    """Seconds that a reduction in a busy engine waits per other rank. In benchmarks of single collectives the
+    ranks arrive together. The value comes from whole-engine TPOT of dense models on 2 to 8 devices.
     """
     gemm: GemmCurve = field(default_factory=GemmCurve)
     attention: AttentionCurve = field(default_factory=AttentionCurve)
@@ -59,10 +58,11 @@ class Calibration:
         check_finite("peer_wait_s", self.peer_wait_s, unit="s", zero_allowed=True)
 
     def on(self, device: Device) -> Calibration:
-        """Returns the calibration with the latencies of another device's kernels, in seconds of its clock.
+        """Returns the calibration with kernel latencies converted to another device's clock, in seconds.
 
-        In clock cycles these are nearly equal on the five measured devices (1.41 to 2.43 GHz): the start of a
-        GEMM 3,400 to 4,500, of decode attention 17,000 to 21,000, an item of it 6,400 to 7,100.
+        In clock cycles the latencies are nearly equal on the five measured devices (1.41 to 2.43 GHz): 3,400
+        to 4,500 for the start of a GEMM, 17,000 to 21,000 for the start of decode attention, 6,400 to 7,100
+        for one of its items.
         """
         if self.sm_clock_hz is None or device.sm_clock_hz is None or device.sm_clock_hz == self.sm_clock_hz:
             return self
@@ -86,7 +86,7 @@ class Calibration:
         return replace(device, peak_flops_per_s=peaks)
 
     def in_a_stream(self) -> Calibration:
-        """Returns the calibration with the starts of kernels as they are in a stream or graph."""
+        """Returns the calibration with the kernel start times of a stream or graph."""
         share = self.start_share
         return replace(
             self,

@@ -1,33 +1,33 @@
 """Attention over cached keys and values: one query token per sequence (decode), or prompt chunks (prefill).
 
 Times are seconds of one call (one layer) on one device. Decode reads every key and value once; with few
-sequences their contexts are split so that all SMs work (FlashDecoding: Dao et al., 2023), then merged:
+sequences, contexts are split so that all SMs work (FlashDecoding: Dao et al., 2023), and the parts are
+merged:
 
     decode   t = start + max(items, merge + stream, merge + k (items + stream))
-             items   one KV head of one sequence occupies an SM for item_s, however short its context;
-                     in waves over the SMs, of which the first is in the start
-             stream  bytes of keys and values / (bandwidth share busy); k: how far the two hide each other
-             busy    share of the SMs that have a part of a context: min(1, items max_splits / SMs)
+             items   one KV head of one sequence occupies an SM for item_s, however short its context; in
+             waves over the SMs, the first of which is part of the start
+             stream  bytes of keys and values / (bandwidth share busy); k: how well the two overlap busy share
+             of the SMs with a part of a context: min(1, items max_splits / SMs)
 
-Draft tokens that a pass verifies are further query rows of their sequence: keys and values are read once, the
-rows of all heads that share a pass over the keys fill tiles of 128, and every pair of query and key is
-multiplied, like those of prefill, on the SMs that have a part of a context.
+Draft tokens that a pass verifies are additional query rows of their sequence: keys and values are read once,
+the rows of all heads that share a pass over the keys fill tiles of 128, and every query-key pair is
+multiplied as in prefill, on the SMs with a part of a context.
 
 Prefill is compute-bound. Tiles of 128 queries are distributed over the SMs (FlashAttention-2: Dao, 2023);
-each starts up, loads its queries and computes the masked half of its diagonal. A pair costs its products, and
-an exponential that tensor cores do not compute (FlashAttention-3: Shah et al., 2024, section 3.1). The tile
-of the last queries of a prompt processes all its keys in sequence on one SM: half of that chain is the tail.
+each starts up, loads its queries and computes the masked half of its diagonal. A pair costs its products and
+an exponential, which tensor cores do not compute (FlashAttention-3: Shah et al., 2024, section 3.1). The tile
+of the last queries of a prompt processes all its keys in sequence on one SM: half of that chain is the tail
+effect.
 
     prefill  t = start + max(work + chain / 2, chain)
              work = pairs heads (4 head_dim / (peak share) + 1 / exponentials per second)
                     + heads tiles tile_s / SMs + bytes of keys and values / (bandwidth share)
 
-Figures of a device are in `AttentionCurve`; differences between families of kernels, equal on every device,
-are in `KERNELS`. With the defaults of both, vLLM on an H100, 32 query and 8 KV heads of 128 in bf16, 64
-sequences of 4,096 tokens: 1.074e9 bytes at 0.82 x 3.35e12 bytes/s take 391 us; with 9.5 us of start and 2.5
-us of merge 403 us.
-
-Numbers and arrays give the same bits (`hwmodels.exact`).
+`AttentionCurve` holds the parameters of a device; `KERNELS` holds the differences between kernel families,
+which are equal on every device. With the defaults of both, vLLM on an H100, 32 query and 8 KV heads of 128 in
+bf16, 64 sequences of 4,096 tokens: 1.074e9 bytes at 0.82 x 3.35e12 bytes/s take 391 us; with a start of 9.5
+us and a merge of 2.5 us, 403 us. Numbers and arrays give bit-identical results (`hwmodels.exact`).
 """
 
 from __future__ import annotations
@@ -55,33 +55,37 @@ class DecodeKernels:
     fixed_share: float = 0.6
     """Share of item_s at head dimension 128 that does not grow with the head dimension."""
     group_share: float = 0.1
-    """Share added to an item for every further 8 query heads that share the KV head."""
+    """Relative increase of item_s for every 8 additional query heads that share the KV head."""
     bandwidth: float = 1.0
     """Factor on the device's kv_bandwidth_share."""
     sm_bytes_per_s: float | None = None
-    """Bytes/s of keys and values that one SM converts (fp8 to bf16); None: conversion is hidden."""
+    """Rate at which one SM converts keys and values (fp8 to bf16), bytes/s; None: conversion is hidden."""
     merge_s: float = 0.0
     """Seconds to merge the parts of split contexts."""
     max_splits: float = 32.0
-    """Largest number of parts of one item's context, each on one SM; 1: not split."""
+    """Maximum number of parts of one item's context, each on one SM; 1: not split."""
     overlap: float = 0.6
-    """The factor k above: 0.5 if items and stream hide each other completely, 1 if not at all."""
+    """The factor k above: 0.5 if items and stream overlap completely, 1 if not at all."""
     window_tiles: float = 1.0
-    """Factor on an item of a sliding window: its start is not aligned, so one more tile is read."""
+    """Factor on an item of a sliding window: its start is unaligned, so one more tile is read."""
     window_merge_s: float = 0.0
-    """Merge seconds of a window, at least one item per SM: split as if the whole context were attended to."""
+    """Merge seconds of a window with at least one item per SM: it is split as if the whole context were
+    attended to.
+    """
     packs_windows: bool = True
-    """True if the query heads of a group still share one pass over the keys under a window."""
+    """True if the query heads of a group share one pass over the keys with a window as well."""
     gather_s: float = 0.0
-    """Seconds of a separate kernel that rearranges queries by KV head, for two sequences and more."""
+    """Seconds of a separate kernel that rearranges queries by KV head, for two or more sequences."""
     max_group_size: float = 1e9
-    """Largest group that shares a pass over the keys."""
+    """Maximum size of a group of query heads that shares a pass over the keys."""
     single: DecodeKernels | None = None
     """Kernel for items and stream if no heads share a pass; None: the same kernel."""
     beside_prefill: float = 1.0
-    """Factor on decodes in an iteration that also prefills: one call, neither packed nor split for them."""
+    """Factor on decodes in an iteration that also prefills: one call, without packing or splitting for
+    decodes.
+    """
     single_row: bool = False
-    """True if heads share a pass and contexts are split only for sequences of one row, without drafts."""
+    """True if heads share a pass and contexts are split only for single-row sequences, without drafts."""
 
 
 FLASH_ATTENTION_2 = DecodeKernels(
@@ -107,7 +111,7 @@ TRTLLM_GEN = DecodeKernels(item=0.5, group_share=0.3)
 """Decode kernels of vLLM on sm100, through FlashInfer."""
 TRTLLM_GEN_FP8 = replace(TRTLLM_GEN, item=0.4)
 TRTLLM_GEN_IN_TRTLLM = replace(TRTLLM_GEN, start=1.2, group_share=0.6)
-"""Decode kernels of TensorRT-LLM on sm100; its operator does more around the same kernels."""
+"""Decode kernels of TensorRT-LLM on sm100; its operator does additional work around the same kernels."""
 TRTLLM_GEN_IN_TRTLLM_FP8 = replace(TRTLLM_GEN_IN_TRTLLM, item=0.4)
 MASKED_MULTI_HEAD = DecodeKernels(item=0.39, fixed_share=0.9, overlap=0.72, bandwidth=1.1, max_splits=130)
 """Decode kernels of TensorRT-LLM before sm100 that process every query head separately."""
@@ -150,17 +154,18 @@ class PrefillKernels:
     tile_fixed_share: float = 0.6
     """Share of tile_s at head dimension 128 that does not grow with the head dimension."""
     part_tile: float = 0.3
-    """Tiles that a chunk costs beyond one per 128 queries, because its last one is not full."""
+    """Additional tiles of a chunk beyond one per 128 queries, because its last tile is not full."""
     kv_passes: float = 2.0
-    """Number of moves of keys and values (in bf16) of the new tokens: into the cache, and out again."""
+    """Number of times that the new tokens' keys and values (in bf16) are moved: into the cache and out again.
+    """
     chain: float = 0.75
-    """Time of one tile and key, alone on its SM, over its time with all SMs busy."""
+    """Time of one tile and key alone on its SM, divided by its time with all SMs busy."""
     window_keys: float = 128.0
-    """Keys outside the window that a tile of queries reads, average per query."""
+    """Average number of keys outside the window that a tile of queries reads, per query."""
     score_bytes: float = 0.0
     """Bytes that each query-key pair of a head moves through memory: scores and probabilities. 0: none."""
     skips_masked: bool = True
-    """Whether tiles of masked pairs are left out; false: every query is multiplied with the whole context."""
+    """Whether tiles of masked pairs are skipped; False: every query is multiplied with the whole context."""
 
 
 FLASH_ATTENTION_2_PREFILL = PrefillKernels(flops=0.72)
@@ -195,16 +200,16 @@ FMHA_SM120_PREFILL = PrefillKernels(
     start=1.1, flops=0.53, tile=1.65, tile_fixed_share=0.0, kv_passes=1.7, chain=0.46, window_keys=80.0
 )
 FMHA_SM89_FP8_PREFILL = replace(FMHA_SM120_PREFILL, flops=0.78, kv_passes=0.8)
-"""In fp8 arithmetic, from which sm89 gains what sm90 does; no row measures it."""
+"""In fp8 arithmetic, assuming the gain of sm90 for sm89; no measured row covers it."""
 
 
 class Kernels(NamedTuple):
     """Kernels that a library runs on one kind of chip.
 
-    Factors multiply the figures of a device (`AttentionCurve`), so that a device that was never measured can
-    be priced with the kernels that libraries choose for its compute capability. They were fitted in turns
-    with those figures, without validation head layouts, to rows of A100, H100, H200, B200 and RTX PRO 6000
-    (vLLM 0.14 and 0.24, TensorRT-LLM 1.0 and 1.3; the database of NVIDIA aiconfigurator, commit 095f58a), and
+    Factors multiply the parameters of a device (`AttentionCurve`), so an unmeasured device can be priced with
+    the kernels that libraries choose for its compute capability. They were fitted in alternation with those
+    parameters, without the validation head layouts, to rows of A100, H100, H200, B200 and RTX PRO 6000 (vLLM
+    0.14 and 0.24, TensorRT-LLM 1.0 and 1.3; the database of NVIDIA aiconfigurator, commit 095f58a), and
     rounded.
     """
 
@@ -230,7 +235,7 @@ FLASH_DECODING = replace(UNSPLIT, max_splits=32, max_group_size=1e9, merge_s=2.5
 
 
 def _named(decode: DecodeKernels, prefill: PrefillKernels) -> Kernels:
-    """Returns kernels that compute in 16 bits, whatever the type of the cache."""
+    """Returns kernels that compute in 16 bits, regardless of the cache dtype."""
     return Kernels(decode, decode, prefill, prefill)
 
 
@@ -258,9 +263,8 @@ CHOICES = {
     },
     "flash_attention_3": {"sm90": _named(FLASH_ATTENTION_3, FLASH_ATTENTION_3_PREFILL)},
 }
-"""Published kernels by name and compute capability, in place of those of a library; not fitted to rows.
-
-Their ratios are those of the papers. FlashAttention-3 exists on sm90 only.
+"""Published kernels by name and compute capability, used instead of a library's; not fitted to rows. Their
+ratios come from the papers. FlashAttention-3 exists on sm90 only.
 """
 
 KERNELS = {
@@ -287,7 +291,7 @@ KERNELS = {
 }
 """Kernels by library and compute capability. sm80 has no fp8 arithmetic; sm120 gains nothing from it.
 
-sm89 has the instructions of sm80 and the shared memory of sm120, so it runs FlashAttention-2 as sm120 does.
+sm89 has the instructions of sm80 and the shared memory of sm120, so it runs FlashAttention-2 like sm120.
 """
 KERNELS |= {(name, capability): kernels for name, of in CHOICES.items() for capability, kernels in of.items()}
 
@@ -296,7 +300,9 @@ TILE_QUERIES = 128
 """Queries of one tile of prefill attention."""
 
 EXPONENTIALS_PER_SM_S = 45e9
-"""Visible exponentials per SM and second: the unit does 16 a clock, 29e9 at 1.8 GHz; products hide some."""
+"""Visible exponentials per SM and second: the unit computes 16 per clock, 29e9 at 1.8 GHz; products hide
+some.
+"""
 
 UNPACK_OPERATIONS = 5
 """Operations of CUDA cores per 4-bit element of keys and values: mask, shift, convert, subtract, scale.
@@ -305,7 +311,7 @@ QServe: Lin et al., MLSys 2025, section on KV4 attention.
 """
 
 L2_OVER_MEMORY = 1.5
-"""Bandwidth of the L2 cache over that of memory, if query heads read the same keys one after the other."""
+"""Ratio of L2 to memory bandwidth, for query heads that read the same keys one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -316,9 +322,9 @@ class HeadLayout:
     num_kv_heads: float
     head_dim: int
     kv_bytes_per_element: float = 2.0
-    """Bytes per element of the cache; 2: bf16, 1: fp8 (with other kernels), less: priced as fp8."""
+    """Bytes per element of the cache; 2: bf16; 1: fp8 (with other kernels); less: priced as fp8."""
     v_head_dim: int | None = None
-    """Width of the values; None: that of the keys."""
+    """Width of the values; None: the width of the keys."""
     windowed: bool = False
     """True for a sliding window: the caller passes the tokens and pairs inside it."""
 
@@ -362,15 +368,17 @@ class AttentionCurve:
     decode_start_s: float = 9.5e-6
     """Seconds of a call with few short sequences: launch, start and drain."""
     decode_item_s: float = 3.65e-6
-    """Seconds of one KV head (128 wide, bf16) of one sequence on one SM, its context within a tile."""
+    """Seconds of one KV head (128 wide, bf16) of one sequence on one SM, with a context of at most one tile.
+    """
     kv_bandwidth_share: float = 0.82
-    """Share of the data sheet's bandwidth that streaming keys and values of long contexts reaches."""
+    """Share of the data-sheet bandwidth reached when streaming keys and values of long contexts."""
     prefill_start_s: float = 10e-6
     """Seconds of a call with one short prompt."""
     flops_share: float = 0.9
     """Share of the peak that the multiplications reach; exponentials are counted separately."""
     tile_s: float = 6.4e-6
-    """Seconds of one tile of 128 queries, of one head 128 wide, on one SM, besides its useful pairs."""
+    """Seconds of one tile of 128 queries of one head (128 wide) on one SM, in addition to its useful pairs.
+    """
 
     def __post_init__(self) -> None:
         known = sorted({capability for _, capability in KERNELS})
@@ -394,10 +402,9 @@ def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
 class DecodeAttention:
     """Decode attention of one layer; everything independent of the batch is computed once.
 
-    rows: query rows of each sequence, its draft tokens included. Several also have the time of their pairs,
-    at the rate of prefill: on an H100 with defaults, 32 query and 8 KV heads of 128, 64 sequences with 4,096
-    tokens and 5 rows each take the 391 us of a decode for 1.075e9 bytes, and beside them 31 us for 1.31e6
-    pairs.
+    rows: query rows of each sequence, including its draft tokens. Several rows add the time of their pairs,
+    at the prefill rate: on an H100 with defaults, 32 query and 8 KV heads of 128, 64 sequences with 4,096
+    tokens and 5 rows each take the 391 us of a decode for 1.075e9 bytes, plus 31 us for 1.31e6 pairs.
     """
 
     def __init__(
@@ -409,7 +416,7 @@ class DecodeAttention:
         rows: int = 1,
         compute_dtype: str = "bf16",
     ) -> None:
-        """Raises ValueError for an unknown library of kernels, or as `PrefillAttention` does for a dtype."""
+        """Raises ValueError for an unknown kernel library, or, as `PrefillAttention`, for a dtype."""
         chosen = kernels_of(kernels, curve)
         call = chosen.decode if heads.kv_bytes_per_element >= 2 else chosen.decode_fp8
         splits = rows == 1 or not call.single_row
@@ -460,7 +467,7 @@ class DecodeAttention:
         """Returns lines (seconds, per KV token, per query-key pair, per row); the largest is the time."""
         some = smaller(num_seqs, 1.0)  # 0 sequences: 0 seconds
         waves = self._items_per_sm * num_seqs
-        # The first wave is part of the start; on average half a wave more than the last one fills.
+        # The first wave is part of the start; on average half a wave is added for the last one.
         items_s = self._item_s * larger(waves - 0.5, 0.0)
         start_s = self._start_s * some
         if self._gather_s:
@@ -480,7 +487,7 @@ class DecodeAttention:
         return (*of_keys, (merged_s, 0.0, self._pair_s / self.busy_share(num_seqs), 0.0))
 
     def busy_share(self, num_seqs: Any) -> Any:
-        """Returns the share of the SMs that have a part of a context."""
+        """Returns the share of the SMs with a part of a context."""
         return smaller(self._parts_per_sm * larger(num_seqs, 1.0), 1.0)
 
     def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
@@ -499,9 +506,9 @@ class PrefillAttention:
         kernels: str = "vllm",
         compute_dtype: str = "bf16",
     ) -> None:
-        """Chooses the kernels; fp8 kernels run if compute_dtype is fp8, or if keys and values are.
+        """Chooses the kernels; fp8 kernels run if compute_dtype is fp8, or if keys and values are fp8.
 
-        Raises ValueError for an unknown library of kernels, or a dtype that the device does not compute in.
+        Raises ValueError for an unknown library of kernels, or a dtype that the device does not support.
         """
         chosen = kernels_of(kernels, curve)
         fp8 = compute_dtype == "fp8" or heads.kv_bytes_per_element < 2
@@ -528,7 +535,7 @@ class PrefillAttention:
         bandwidth = device.memory_bandwidth_bytes_per_s * curve.kv_bandwidth_share
         moved_s = family.kv_passes * 2.0 * heads.num_kv_heads * heads.key_and_value_dim / bandwidth
         self._context_s = heads.kv_bytes_per_token / bandwidth
-        # The context includes the new tokens; their passes are counted already.
+        # The context includes the new tokens; their passes are already counted.
         self._token_s = tiles_s / TILE_QUERIES + moved_s - self._context_s
         if heads.windowed:
             self._token_s += family.window_keys * self.pair_s

@@ -1,20 +1,20 @@
-"""Collectives among the devices of a replica: alpha-beta model of the algorithm that libraries pick by size.
+"""Collectives among the devices of a replica: an alpha-beta model of the algorithms of libraries.
 
 NCCL has all of them; p ranks, n bytes (each function defines them), time until every rank is done:
 
     t = start + sum over legs (steps hop) + min(2.3 n beta, rendezvous + n beta)    beta = max over legs (v/B)
 
-A leg is a link with what a rank sends over it: one inside the node, and one more between nodes, where chunks
-pass both in a pipeline. B is the bandwidth reached. Between nodes an all-reduce goes up and down binary
-trees, 2 log2 nodes steps, and each rank carries its share of what its node has summed. Small messages carry a
-flag in every word: no rendezvous, less of the bandwidth. A ring also copies a rank's own part, so v of a ring
-grows by 0.4 / p:
+A leg is a link with a rank's volume on it: one leg inside the node, and another one between nodes; chunks
+pass both in a pipeline. B is the bandwidth reached. Between nodes an all-reduce goes up and down binary trees
+(2 log2 nodes steps), and each rank carries its share of its node's sum. Small messages carry a flag in every
+word: no rendezvous, but a lower bandwidth. A ring also copies a rank's own part, so v of a ring grows by 0.4
+/ p:
 
                     steps         v, share of n
     all_reduce      2 (p - 1)     2 (p - 1) / p    or 1 + 1/p if the switch reduces (`Link.multicast`)
     all_gather      p - 1         (p - 1) / p
     reduce_scatter  p - 1         (p - 1) / p
-    all_to_all      1 + log2 p    (p - 1) / p      each rank to each, no ring
+    all_to_all      1 + log2 p    (p - 1) / p every rank to every rank, no ring
     send_recv       1             1
 
 Engines all-reduce small tensors with their own kernels, which read the peers' memory, up to a size limit:
@@ -22,26 +22,25 @@ Engines all-reduce small tensors with their own kernels, which read the peers' m
     one-shot        start_d + (p - 1) n / B_d              every rank reads and sums everything
     two-shot        1.7 start_d + 2 (p - 1)/p n / B_d      reduce-scatter, then all-gather
 
-Without peer access (`Link.peer_to_peer`) only NCCL's rings are left. A sender writes into host memory, from
-which the receiver reads: every hop crosses the link twice, and the bandwidth reached is lower.
+Without peer access (`Link.peer_to_peer`) only NCCL's rings remain. A sender writes into host memory, from
+which the receiver reads: every hop crosses the link twice, at a lower bandwidth.
 
 Volumes: Thakur, Rabenseifner, Gropp, IJHPCA 2005; Patarasuk, Yuan, JPDC 2009. The constants of this module
-belong to the libraries, not to a device: fitted once on five GPUs, one node each (NCCL 2.27 to 2.29, vLLM
-0.14 and 0.24, TensorRT-LLM 1.0 and 1.3; NVIDIA aiconfigurator). No measurements between nodes were used.
-
-On a torus (TPU's ICI), rings and lines over each axis work at the same time: p ranks form a block of d1 x d2
-(x d3), as cubic as p allows. A message of n bytes is cut into one part per axis; each part is reduced along
-its own axis first, then along the next ones, so that all links are busy. W is what a device can send on the
-links of one axis: both of them on a ring, w each; on a line the link at its end is the limit, so W = w. With
-B the bandwidth of a device over all links, w = B share / (2 axes):
+belong to the libraries, not to a device. They were fitted once on five GPUs, one node each (NCCL 2.27 to
+2.29, vLLM 0.14 and 0.24, TensorRT-LLM 1.0 and 1.3; NVIDIA aiconfigurator). No measurements between nodes were
+used. On a torus (TPU's ICI), rings and lines over all axes work at the same time: p ranks form a block of d1
+x d2 (x d3), as cubic as p allows. A message of n bytes is cut into one part per axis; each part is reduced
+along its own axis first, then along the next ones, so that all links are busy. W is a device's send bandwidth
+on the links of one axis: on a ring both links, w each; on a line the link at the end is the limit, so W = w.
+With B as the bandwidth of a device over all links, w = B share / (2 axes):
 
     all_gather, reduce_scatter   n (p - 1) / p / (sum of W over the axes of the block)
     all_reduce                   twice that
     all_to_all                   n max over axes of d / (8 w) on a ring, d / (4 w) on a line
     send_recv                    n / w
 
-The hops are those of the longest path, floor(d / 2) on a ring and d - 1 on a line, summed over the axes. If
-axes differ in length or kind, the sum of W is an upper bound, which good schedules approach.
+The number of hops is that of the longest path: floor(d / 2) on a ring and d - 1 on a line, summed over the
+axes. If axes differ in length or kind, the sum of W is an upper bound that good schedules approach.
 
 Austin et al., "How to Scale Your Model" (2025), section on TPUs; Chan, Heimlich, Purkayastha, van de Geijn,
 "Collective communication: theory, practice, and experience" (2007).
@@ -63,38 +62,40 @@ from hwmodels.device import Device, Link, Torus
 from hwmodels.exact import Num
 
 OWN_PART = 0.4
-"""Time of copying a rank's own part over the time of sending it."""
+"""Ratio of the time to copy a rank's own part to the time to send it."""
 MULTICAST_BANDWIDTH = 0.7
-"""Share of a ring's bandwidth that is reached if the switch reduces."""
+"""Share of a ring's bandwidth reached if the switch reduces."""
 MIN_MULTICAST_RANKS = 8
-"""Fewest ranks for which NCCL uses the switch: with 4 ranks 1 + 1/p saves too little."""
+"""Minimum number of ranks for which NCCL uses the switch: with 4 ranks 1 + 1/p saves too little."""
 HOST_BRIDGE_BANDWIDTH = 0.55
-"""Share of the bandwidth over PCIe with three or more ranks, which share bridges; two share one switch."""
+"""Share of the PCIe bandwidth reached with three or more ranks, which share bridges; two ranks share one
+switch.
+"""
 HOST_STAGED_BANDWIDTH = 0.73
-"""Share of a link's bandwidth that is reached if host memory stages messages, for any number of ranks.
+"""Share of a link's bandwidth reached with messages staged in host memory, for any number of ranks.
 
-Two devices on PCIe 4.0 x16 copy 22e9 bytes/s each way through the host (NVIDIA/nccl issue 814, RTX 4090), of
-which all-reduces reach 16e9.
+Two devices on PCIe 4.0 x16 copy 22e9 bytes/s each way through the host (NVIDIA/nccl issue 814, RTX 4090),
+all-reduces reach 16e9 of this.
 """
 HOST_STAGED_HOP = 1.65
-"""Time of a hop through host memory over that of a hop to a peer.
+"""Ratio of the time of a hop through host memory to a hop to a peer.
 
 An all-reduce of 8 bytes among 8 RTX 4090 takes 42 us (NVIDIA/nccl issue 1530): 14 hops of 2.6 us after the
 start, where hops to peers over PCIe take 1.6 us (RTX PRO 6000).
 """
 COPY_BANDWIDTH_SHARE = 0.9
-"""Share of the memory bandwidth that copying a large tensor reaches, read and write."""
+"""Share of the memory bandwidth reached when copying a large tensor, read and write."""
 
 
 class Protocol(NamedTuple):
-    """Costs of the protocols with which NCCL moves small and large messages."""
+    """Costs of NCCL's protocols for small and large messages."""
 
     small_cost: float
-    """Time per byte of a small message over that of a large one."""
+    """Ratio of the time per byte of small to large messages."""
     rendezvous_s: float
     """Extra time of large messages, over all steps."""
     bandwidth: float
-    """Share of a ring's bandwidth that is reached."""
+    """Share of a ring's bandwidth reached."""
 
 
 RING = Protocol(small_cost=2.3, rendezvous_s=17e-6, bandwidth=1.0)
@@ -111,21 +112,21 @@ class DirectKernels(NamedTuple):
     """Factor on the curve's direct_start_s."""
     two_shot: bool
     over_pcie: bool
-    """Used over PCIe with peer access, only between two ranks; TensorRT-LLM never does."""
+    """Over PCIe with peer access, used only between two ranks; TensorRT-LLM never uses it."""
     max_bytes: int
     max_bytes_multicast: int
     """Size limit with NVLink 4 and later: symmetric memory replaces the older kernels."""
 
 
 DIRECT_BANDWIDTH = 0.76
-"""Share of a ring's bandwidth that is reached."""
+"""Share of a ring's bandwidth reached."""
 TWO_SHOT_START = 1.7
-"""Start of two-shot over that of one-shot: two barriers."""
+"""Ratio of the starts of two-shot and one-shot: two barriers."""
 DIRECT_KERNELS = {
     "vllm": DirectKernels(1.0, True, True, 8 * 2**20 - 1, 64 * 2**20),
     "trtllm": DirectKernels(0.68, False, False, 2**20, 2**40),
 }
-"""Kernels by engine; other engines, and larger sizes, use NCCL, which is also used if it is faster."""
+"""Kernels by engine. NCCL serves other engines and larger sizes, and is also used if it is faster."""
 KERNELS = ("vllm", "trtllm", "nccl")
 
 
@@ -134,11 +135,13 @@ class CollectiveCurve:
     """Performance of collectives on one device and its links; defaults: medians, A100 to RTX PRO 6000."""
 
     start_s: float = 5.1e-6
-    """Start of NCCL: launch, and wait for the peers. 3.4 us (RTX PRO 6000) to 9.5 us (A100)."""
+    """Start of NCCL: launch and wait for the peers. 3.4 us (RTX PRO 6000) to 9.5 us (A100)."""
     hop_s: float = 0.95e-6
     """One step of a small message of NCCL inside a node. 0.8 us (H100) to 1.6 us (PCIe)."""
     bandwidth_share: float = 0.72
-    """Share of the link's data sheet reached by a ring with large messages: 0.69 (B200) to 0.82 (H200)."""
+    """Share of the link's data-sheet bandwidth reached by a ring with large messages: 0.69 (B200) to 0.82
+    (H200).
+    """
     direct_start_s: float = 4.5e-6
     """Start of vLLM's one-shot kernel: launch and one barrier. 4.1 us to 7.1 us (B200)."""
 
@@ -157,21 +160,21 @@ def collective_seconds(
     nodes: int = 1,
     eager: bool = False,
 ) -> Num:
-    """Returns seconds of a collective of n = num_bytes among num_ranks, which are spread over nodes.
+    """Returns seconds of a collective of n = num_bytes among num_ranks ranks on these nodes.
 
         all_reduce       every rank has n and gets the sum of all, in place
         all_gather       every rank has n / num_ranks and gets all n
         reduce_scatter   every rank has n and gets n / num_ranks, summed: an all-gather backwards
         all_to_all       every rank sends an equal part of its n to each rank
         send_recv        every rank sends n to the neighbour, in a pipeline or a ring; with several nodes the
-                         slowest neighbours count, those in different nodes
+        slowest neighbours count, which are in different nodes
 
     kernels: "vllm", "trtllm" (their own all-reduce if it applies) or "nccl", which engines use for all
-    others. eager: outside a CUDA graph vLLM first copies the tensor of an all-reduce to where its peers can
-    read it; launches by the host are not counted.
+    others. eager: outside a CUDA graph, where vLLM first copies the tensor of an all-reduce to memory that
+    its peers can read; host launches are not counted.
     H100 (450e9 bytes/s, multicast), all_reduce, 8 ranks, 256 KiB, default curve, "vllm", two-shot:
     1.7 x 4.5 us + 1.75 x 262,144 / (450e9 x 0.72 x 0.76) = 7.65 us + 1.86 us = 9.51 us. Measured: 10.8 us.
-    Raises ValueError for ranks that the nodes do not hold, or several nodes without a link between them.
+    Raises ValueError if the ranks do not fit the nodes, or if several nodes have no link between them.
     """
     if collective not in COLLECTIVES:
         raise ValueError(f"collective={collective}: must be one of {', '.join(COLLECTIVES)}")
@@ -200,7 +203,7 @@ class Leg(NamedTuple):
     s_per_byte: float
     """Seconds per byte of the message, with the volume and the bandwidth of a ring."""
     large_s_per_byte: float
-    """Seconds per byte of large messages, for which the switch may help."""
+    """Seconds per byte of large messages, which may use the switch."""
 
 
 def ranks_per_node(num_ranks: int, device: Device, nodes: int) -> int:
@@ -219,15 +222,15 @@ def ranks_per_node(num_ranks: int, device: Device, nodes: int) -> int:
 
 
 Route = tuple[list[Leg], Protocol]
-"""The legs of a message, none for one rank, and how the library moves it."""
+"""The legs of a message (none for one rank), and the library's protocol for it."""
 
 
 def ring_route(passes: int, num_ranks: int, device: Device, curve: CollectiveCurve, nodes: int) -> Route:
-    """Returns the route of passes around the rings of each node, and around the nodes or over trees of them.
+    """Returns the route of passes around the rings of each node, and around the nodes or over trees.
 
     passes: 1 for a gather or a scatter, 2 for both.
 
-    Between nodes a rank sends its share of what its node has.
+    Between nodes a rank sends its share of its node's data.
     """
     per_node, legs = ranks_per_node(num_ranks, device, nodes), []
     if per_node > 1:
@@ -245,7 +248,7 @@ def ring_route(passes: int, num_ranks: int, device: Device, curve: CollectiveCur
 
 
 def all_to_all_route(num_ranks: int, device: Device, curve: CollectiveCurve, nodes: int) -> Route:
-    """Returns the route of the messages from each rank to each."""
+    """Returns the route of the messages from every rank to every other."""
     per_node = ranks_per_node(num_ranks, device, nodes)
     inside = (per_node - 1 + OWN_PART) / num_ranks
     legs = [inside_leg(per_node, 1 + math.log2(per_node), inside, device, curve)] if per_node > 1 else []
@@ -271,7 +274,7 @@ COLLECTIVES: dict[str, Callable[[int, Device, CollectiveCurve, int], Route]] = {
     "all_to_all": all_to_all_route,
     "send_recv": send_route,
 }
-"""Route of each collective by number of ranks, device, curve and number of nodes."""
+"""The route of each collective, as a function of the number of ranks, device, curve and number of nodes."""
 
 
 def direct_all_reduce_seconds(
@@ -291,7 +294,7 @@ def direct_all_reduce_seconds(
 def inside_bytes_per_s(num_ranks: int, device: Device, curve: CollectiveCurve) -> float:
     """Returns the bytes per second that each rank reaches inside a node.
 
-    PCIe bridges are shared, and messages without peer access pass host memory.
+    PCIe bridges are shared, and messages without peer access go through host memory.
     """
     reached = device.link.bandwidth_bytes_per_s * curve.bandwidth_share
     if device.scale_up is None and num_ranks > 2:
@@ -345,12 +348,12 @@ class Axis(NamedTuple):
 
     @property
     def links(self) -> int:
-        """Links that carry what a rank sends along the axis."""
+        """Links that carry a rank's messages along the axis."""
         return 2 if self.is_ring else 1
 
 
 def block_of(num_ranks: int, torus: Torus) -> tuple[Axis, ...]:
-    """Returns the axes of the most cubic block of num_ranks devices, the longest last; axes of 1 left out.
+    """Returns the axes of the most cubic block of num_ranks devices, longest last, without axes of 1.
 
     8 ranks on two axes: 2 x 4; on three: 2 x 2 x 2. 16 on two axes: 4 x 4. 6 on two: 2 x 3.
     """
@@ -370,7 +373,7 @@ def _factors(number: int, count: int) -> list[tuple[int, ...]]:
 def torus_seconds(
     collective: str, num_bytes: Num, num_ranks: int, device: Device, curve: CollectiveCurve
 ) -> Num:
-    """Returns seconds of a collective, named and counted as in `hwmodels.operators.collectives`.
+    """Returns seconds of a collective, with names and sizes as in `hwmodels.operators.collectives`.
 
     The device's link must be a torus. TPU v5e (200e9 bytes/s over 4 links, 2 axes), 8 chips (2 x 4, lines),
     1 MB, share 1: an all-gather takes 7/8 MB / (2 x 50e9 bytes/s) = 8.75 us and 1 + 3 hops.

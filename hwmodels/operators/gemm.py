@@ -2,8 +2,8 @@
 
 Elementwise operators over the activations, such as norms, are here as well (`stream_seconds`).
 
-The output is cut into tiles. Each SM computes one at a time, so they run in waves over the SMs; meanwhile
-weights and activations are loaded from memory. The longer of the two hides most of the shorter:
+The output is cut into tiles. Each SM computes one tile at a time, so tiles run in waves over the SMs;
+meanwhile weights and activations are loaded from memory. The longer of the two hides most of the shorter:
 
     t = start + input + (tiles^3 + stream^3)^(1/3)
 
@@ -12,11 +12,11 @@ weights and activations are loaded from memory. The longer of the two hides most
     waves   number of tiles x splits / SMs, partly rounded up, to the extent of wave_share
     store   output bytes of a tile / store: the SM computes nothing meanwhile
     merge   summing the parts of a split k
-    stream  0.4 us + (bytes of weights, and of what else does not fit in the L2) / (bandwidth share)
+    stream 0.4 us + (bytes of weights, and of everything else that does not fit in the L2) / (bandwidth share)
     input   quantising x, if the tensor cores take the weights' type: separate kernels
 
-Figures of a device are in `GemmCurve`. Differences between families of kernels (tiles, splits of k, kernels
-that run before them) are in `GemmKernels`: one set of values for all chips of a kind, from A100, H100, H200,
+`GemmCurve` holds the parameters of a device. `GemmKernels` holds the differences between kernel families
+(tiles, splits of k, preceding kernels): one set of values for all chips of a kind, from A100, H100, H200,
 B200 and RTX PRO 6000 (NVIDIA aiconfigurator, commit 095f58a).
 
 H100, defaults, bf16, m = 16, n = 7168, k = 4096: 112 tiles of 64 x 64, less than one wave. step: 256 bytes at
@@ -46,7 +46,7 @@ CACHED_ACTIVATIONS_SHARE = 0.5
 """Share of the L2 that still holds the previous operator's output; each half of the chip has a copy."""
 
 CACHED_WEIGHTS_SHARE = 0.1
-"""Share of the L2 that still holds weights of a repeated call; benchmarks repeat calls, models do not."""
+"""Share of the L2 that still holds the weights of a repeated call; benchmarks repeat calls, models do not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class GemmCurve:
     start_s: float = 2.4e-6
     """Seconds of launch, start and drain of one kernel in a stream."""
     bandwidth_share: float = 0.82
-    """Share of the data sheet's memory bandwidth that is reached when streaming large matrices."""
+    """Share of the data-sheet memory bandwidth reached when streaming large matrices."""
     flops_share: float = 0.84
     """Share of the peak in bf16, fp16, tf32, fp32 once a tile's operands have arrived."""
     flops_share_8bit: float = 0.77
@@ -70,17 +70,18 @@ class GemmCurve:
     store_bytes_per_sm_s: float = 40e9
     """Bytes/s of outputs that one SM stores into the L2."""
     wave_share: float = 0.27
-    """Extent to which the last wave takes as long as a full one, 0 to 1; 0: stream-K spreads its work."""
+    """Degree to which the last wave takes as long as a full one, 0 to 1; 0: stream-K spreads its work."""
     narrow_tiles: bool = False
-    """Whether tiles of 16 and 32 rows are offered too. Where tensor cores are fast they save nothing and no
-    measurement tells; where they are limited (H20), larger ones would make a small batch wait for padding."""
+    """Whether tiles of 16 and 32 rows are also offered. On fast tensor cores they save nothing, and no
+    measurement shows them. On limited ones (H20), larger tiles would make a small batch compute padding.
+    """
 
     def __post_init__(self) -> None:
         check_curve(self, capabilities=CUBLAS, zero_allowed="wave_share")
 
 
 class Tile(NamedTuple):
-    """Part of the output that one SM computes at a time, and the range of m for which a library offers it."""
+    """The output part that one SM computes at a time, and the range of m for which libraries offer it."""
 
     rows: int
     columns: int
@@ -89,29 +90,29 @@ class Tile(NamedTuple):
 
 
 VECTOR_TILE = Tile(1, 64, max_m=1)
-"""Product of a matrix and a vector on a device without matrix units, which pads nothing."""
+"""A matrix-vector product on a device without matrix units, which needs no padding."""
 NARROW_TILES = (Tile(16, 64), Tile(32, 64))
-"""Tiles of `GemmCurve.narrow_tiles`: tensor cores of sm80 and later take 8 rows and more of one operand."""
+"""Tiles of `GemmCurve.narrow_tiles`: tensor cores of sm80 and later accept 8 or more rows of one operand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmKernels:
-    """Differences of one family of kernels from the others, equal on every device."""
+    """Differences of one kernel family from the others, equal on every device."""
 
     tiles: tuple[Tile, ...] = (Tile(64, 64), Tile(64, 128), Tile(128, 128), Tile(128, 256))
     """Tile shapes; the fastest of those offered for this m is used."""
     splits: tuple[int, ...] = (1,)
-    """Numbers of parts that k may be split into, each with its own tiles."""
+    """Possible numbers of parts of a split k, each with its own tiles."""
     merge_s: float = 2.8e-6
-    """Seconds to sum the parts of a split k: a second kernel, or waiting for one another."""
+    """Seconds to sum the parts of a split k: a second kernel, or synchronisation of the parts."""
     flops: float = 1.0
     """Factor on the device's share of the peak."""
     before_s: float = 0.0
-    """Seconds of kernels before it: quantisation, or the rest of a TensorRT engine of a single layer."""
+    """Seconds of the preceding kernels: quantisation, or the rest of a single-layer TensorRT engine."""
     quantise_row_s: float = 0.0
-    """Seconds per row of activations on one SM, if each row is a block of threads."""
+    """Seconds per row of activations on one SM, if each row is one thread block."""
     quantise_bytes_per_sm_s: float = 15e9
-    """Bytes/s of activations, read in their own type and written quantised, on one SM."""
+    """Bytes/s of activations on one SM, read in their own dtype and written quantised."""
 
 
 CUBLAS_SM80 = GemmKernels(splits=(1, 2, 4, 8, 16, 32))
@@ -119,7 +120,8 @@ CUBLAS_SM90 = replace(CUBLAS_SM80, merge_s=3.2e-6)
 CUBLAS_SM100 = replace(CUBLAS_SM80, merge_s=3.7e-6)
 CUBLAS_SM120 = replace(CUBLAS_SM80, tiles=(Tile(64, 64), Tile(128, 128)), merge_s=2.4e-6)
 CUBLAS_SM89 = replace(CUBLAS_SM80, merge_s=2.4e-6)
-"""cuBLAS on Ada runs Ampere's kernels (their names begin with ampere_ and cutlass_80); no row is of Ada."""
+"""cuBLAS on Ada runs Ampere's kernels (their names begin with ampere_ and cutlass_80); no rows are from Ada.
+"""
 CUBLAS = {
     "sm80": CUBLAS_SM80,
     "sm89": CUBLAS_SM89,
@@ -127,14 +129,14 @@ CUBLAS = {
     "sm100": CUBLAS_SM100,
     "sm120": CUBLAS_SM120,
 }
-"""GEMMs of one 16 or 32-bit type, and of 8 and 4-bit tensor cores that were not measured."""
+"""GEMMs of one 16- or 32-bit dtype, and of unmeasured 8- and 4-bit tensor cores."""
 CUBLAS_FP8_SM90 = replace(CUBLAS_SM90, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
-"""TensorRT-LLM as a PyTorch module, which finds the scale and then quantises."""
+"""TensorRT-LLM as a PyTorch module, which computes the scale and then quantises."""
 CUBLAS_FP8_SM100 = replace(CUBLAS_SM100, before_s=12.1e-6, quantise_bytes_per_sm_s=16e9)
 CUBLAS_FP8_SM120 = replace(CUBLAS_SM120, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
 CUBLAS_FP8_SM89 = replace(CUBLAS_SM89, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
 CUTLASS_8BIT = GemmKernels(before_s=2.4e-6, quantise_row_s=0.85e-6)
-"""vLLM with a scale per row of activations."""
+"""vLLM with one scale per row of activations."""
 CUTLASS_8BIT_SM90 = replace(
     CUTLASS_8BIT,
     tiles=(Tile(64, 64, max_m=64), Tile(64, 128, min_m=64, max_m=128), Tile(128, 128, min_m=128)),
@@ -163,7 +165,7 @@ FP8_BLOCK_SM120 = replace(FP8_BLOCK_SM90, flops=0.8, before_s=3.8e-6)
 FP8_BLOCK_SM89 = replace(FP8_BLOCK_SM90, tiles=(Tile(64, 128),), flops=0.6)
 """vLLM and SGLang on sm89: a Triton kernel with tiles of 64 x 128 for every m, in two stages.
 
-No row measures it. Its share lies below that of CUTLASS kernels, which have more stages in flight.
+No row measures it. Its share is below that of CUTLASS kernels, which have more stages in flight.
 """
 FP8_BLOCK_SM120_TRTLLM = replace(FP8_BLOCK_SM120, quantise_row_s=3.9e-6)
 NVFP4_SM100 = GemmKernels(
@@ -173,13 +175,13 @@ NVFP4_SM100_TRTLLM = GemmKernels(tiles=(Tile(128, 256),), before_s=4.1e-6, quant
 NVFP4_SM120 = GemmKernels(tiles=(Tile(128, 128),), before_s=4.3e-6, quantise_bytes_per_sm_s=20e9)
 NVFP4_SM120_TRTLLM = replace(NVFP4_SM120, before_s=2.2e-6, quantise_bytes_per_sm_s=14e9)
 INT8_TRTLLM = GemmKernels(before_s=6.9e-6, quantise_bytes_per_sm_s=100e9)
-"""A TensorRT engine of one layer with an input that is quantised already."""
+"""A single-layer TensorRT engine with an already quantised input."""
 WEIGHT_ONLY = GemmKernels(
     tiles=(Tile(16, 256), Tile(64, 64), Tile(64, 128), Tile(128, 128)), splits=(1, 2, 4), flops=0.88
 )
-"""Weight-only GEMMs, which unpack weights on their way to the tensor cores."""
+"""Weight-only GEMMs, which unpack weights before the tensor cores."""
 WEIGHT_ONLY_TRTLLM = replace(WEIGHT_ONLY, merge_s=12e-6, before_s=6.8e-6)
-"""Weight-only GEMMs in a TensorRT engine of one layer."""
+"""Weight-only GEMMs in a single-layer TensorRT engine."""
 
 KERNELS = {
     ("vllm", "fp8", "sm89"): CUTLASS_8BIT_SM89,
@@ -214,10 +216,10 @@ KERNELS = {
 }
 """Kernels by library, weight format, compute capability; other formats run as `WEIGHT_ONLY` or `CUBLAS`.
 
-If their activations are quantised, a kernel before them does it, at costs in the middle of the families'.
+If their activations are quantised, a preceding kernel does it, at a cost between those of the families.
 """
 QUANTISE_S = 3.5e-6
-"""`GemmKernels.before_s` of formats that were not measured on a compute capability."""
+"""`GemmKernels.before_s` of formats without measurements on a compute capability."""
 
 LIBRARIES = ("vllm", "trtllm")
 
@@ -250,8 +252,8 @@ def gemm_seconds(
 
     m = 0 takes 0 s. dtype: of activations and outputs. repeated: the same call ran right before, as in
     benchmarks, so that small weights are still in the L2. fused_input: kernels before the GEMM
-    (`GemmKernels.before_s`, quantisation) are part of the operator before and not counted here. Raises
-    ValueError for an unknown library, or a dtype that the device does not compute in.
+    (`GemmKernels.before_s`, quantisation) belong to the preceding operator and are not counted here. Raises
+    ValueError for an unknown library, or a dtype that the device does not support.
     """
     family = kernels_of(weights, device, curve, kernels)
     m, n, k = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
@@ -268,10 +270,10 @@ def gemm_seconds(
 
 
 class ElementBytes(NamedTuple):
-    """Bytes of one element, its share of scales included."""
+    """Bytes of one element, including its share of scales."""
 
     x: float
-    """Bytes of activations as the tensor cores take them."""
+    """Bytes of activations in the format of the tensor cores."""
     w: float
     out: float
     """Bytes of outputs, and of activations before they are quantised."""
@@ -304,7 +306,7 @@ def streamed_bytes(
 
 
 def found_share(num_bytes: Floats, cache_bytes: float) -> Floats:
-    """Returns the cached share of a tensor: 1 up to the size of the cache, 0 from twice that, else linear.
+    """Returns the cached share of a tensor: 1 up to the cache size, 0 from twice that size, else linear.
 
     Least recently used data is evicted first, so reading a tensor in order evicts what will be read next.
     """
@@ -342,14 +344,14 @@ def fastest_tiles_seconds(
 
 
 def waves(full_sms: Floats, wave_share: float) -> Floats:
-    """Returns the number of rounds in which the SMs process full_sms x SMs tiles; at least one."""
+    """Returns the number of waves in which the SMs process full_sms x SMs tiles; at least one."""
     return wave_share * np.ceil(full_sms) + (1 - wave_share) * np.maximum(full_sms, 1)
 
 
 def input_seconds(
     m: Floats, k: Floats, elements: ElementBytes, device: Device, family: GemmKernels
 ) -> Floats:
-    """Returns seconds of kernels before the GEMM; none quantises if activations keep their type."""
+    """Returns seconds of the kernels before the GEMM; no quantisation if activations keep their dtype."""
     if elements.x >= elements.out:
         return np.full(m.shape, family.before_s)
     row_s = family.quantise_row_s + k * (elements.out + elements.x) / family.quantise_bytes_per_sm_s
@@ -361,7 +363,7 @@ class StreamCurve:
     """Performance of kernels without data reuse."""
 
     bandwidth_share: float = 0.80
-    """Share of the data sheet's memory bandwidth that is reached for tensors of many megabytes."""
+    """Share of the data-sheet memory bandwidth reached for tensors of many megabytes."""
     start_s: float = 2.0e-6
     """Seconds of start and drain of one kernel in a stream; small norms take 2 us."""
 
@@ -370,7 +372,7 @@ class StreamCurve:
 
 
 def stream_seconds(num_bytes: Num, device: Device, curve: StreamCurve, *, kernels: float = 1) -> Num:
-    """Returns seconds of elementwise kernels: kernels start_s + bytes / (B share), bytes read and written.
+    """Returns seconds of elementwise kernels: kernels start_s + bytes / (B share), read and written bytes.
 
     H100, 4 MiB, share 0.8: 2.0 us + 4,194,304 / (0.8 x 3.35e12) = 3.57 us.
     """

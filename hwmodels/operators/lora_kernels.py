@@ -1,19 +1,19 @@
-"""Kernels of LoRA adapters: what a shrink and an expand of one projection cost, by engine.
+"""Kernels of LoRA adapters: the cost of a shrink and an expand of one projection, per engine.
 
 For y += (x A) B, with x[T, k], A[k, r] and B[r, n] of the adapter of each token, an engine runs a shrink
-(x A, r columns) and an expand (B, r deep). With a rank of 8 to 64 both fill a small part of a tile, so what
-counts is not the arithmetic but the grid of thread blocks:
+(x A, r columns) and an expand (B, r deep). With a rank of 8 to 64 both fill a small part of a tile, so the
+cost depends on the grid of thread blocks instead of the arithmetic:
 
     tiles      row tiles x column tiles x splits of k, per fused slice (q, k, v; gate, up). A row tile holds
                tokens of one adapter (`adapter`), of one sequence (`sequence`), or one token (`token`)
     operands   bytes that the tiles load and store, padded rows included, at OPERAND_BYTES_PER_SM_S on each
                SM; a kernel takes at least as long as one tile on an SM that it shares with RESIDENT_TILES
     weights    bytes of the adapters in the batch, read once from memory
-    launched   thread blocks that the grid has: vLLM gives every slot of max_loras its own, and those without
-               tokens end at once, but a GPU starts only one in BLOCK_CYCLES
+    launched thread blocks of the grid: in vLLM every slot of max_loras has its own blocks. Blocks without
+    tokens end at once, but a GPU starts only one per BLOCK_CYCLES
 
 Sources: the kernels' launch code in vLLM 0.5 to 0.32 and SGLang 0.4 to 0.5, Punica (MLSys 2024), S-LoRA
-(MLSys 2024); the four figures are fitted to measurements of whole engines: docs/adapters.md.
+(MLSys 2024); the four constants are fitted to measurements of whole engines: docs/adapters.md.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ OPERAND_BYTES_PER_SM_S = 11.6e9
 """Operand bytes/s of the tiles on one SM. vLLM 0.8.5 on an H100: 0.33 ms per adapter of rank 8 in a step of
 Llama-3.1-8B, in which its tiles move 505 MB: 505e6 / 0.33e-3 / 132 SMs."""
 RESIDENT_TILES = 3.3
-"""Tiles that share an SM: vLLM's expand of q, k and v takes 14 us with 128 columns to a tile, 10 with 64."""
+"""Tiles that share an SM: vLLM's expand of q, k and v takes 14 us with 128 columns per tile, 10 us with 64.
+"""
 TILE_START_S = 2.0e-6
 """Seconds of a tile before its first operand: four dependent loads of indices."""
 BLOCK_CYCLES = 1.65
-"""Cycles of the clock in which a GPU starts one thread block. vLLM 0.8.5 with 300 slots, one used, on an
-H100: 18.6 million blocks take 17 ms of a step."""
+"""Clock cycles in which a GPU starts one thread block. vLLM 0.8.5 with 300 slots, one used, on an H100: 18.6
+million blocks take 17 ms of a step.
+"""
 CLOCK_HZ = 1.7e9
 """Clock of devices without a known one."""
 SECTOR_BYTES = 32
-"""Least bytes that a load of non-adjacent values moves; expand reads r adjacent values of each column."""
+"""Minimum bytes moved by a load of non-adjacent values; expand reads r adjacent values of each column."""
 PEAK_SHARE = 0.25
-"""Share of the dense peak that ranks of 8 to 64 reach: they fill this share of a tile's columns."""
+"""Share of the dense peak reached by ranks of 8 to 64, which fill this share of a tile's columns."""
 
 
 class Grid(NamedTuple):
     """Tiles of a kernel: rows (tokens), columns (shrink: ranks; expand: outputs), and splits.
 
-    splits: parts of k in shrink, in blocks of their own or in flight at once; in expand, if more than one,
-    the number of column tiles.
+    splits: parts of k in shrink, in separate blocks or in flight at once; in expand, the number of column
+    tiles, if more than one.
     """
 
     rows: int
     columns: int
     splits: int = 1
     rows_of: str = "adapter"
-    """Tokens that share a row tile: those of an `adapter`, of a `sequence`, or a `token` has its own."""
+    """Tokens that share a row tile: all of an `adapter`, all of a `sequence`, or one `token`."""
 
 
 class Grids(NamedTuple):
@@ -70,18 +72,18 @@ class LoraFamily(NamedTuple):
 
     grids: Grids
     small: Grids | None = None
-    """Grids of iterations with at most small_tokens tokens; without that limit, of those that only decode."""
+    """Grids of iterations with at most small_tokens tokens; without that limit, of decode-only iterations."""
     small_tokens: int | None = None
     fuses_slices: bool = True
-    """Whether one kernel does q, k and v, or gate and up; else each of them has its own."""
+    """Whether one kernel computes q, k and v, or gate and up; if not, each has its own."""
     fills: int = 1
-    """Small kernels per projection that fill buffers, or scale and add."""
+    """Number of small kernels per projection that fill buffers, or scale and add."""
     has_slot_grid: bool = False
     """Whether the grid has thread blocks for every slot, used or not, and for tokens without an adapter."""
     captured: bool = True
     """Whether decode-only iterations with adapters run as CUDA graphs."""
     speed: float = 1.0
-    """Operand bytes/s over `OPERAND_BYTES_PER_SM_S`, which are those of Triton's kernels."""
+    """Operand bytes/s relative to `OPERAND_BYTES_PER_SM_S`, which holds for Triton's kernels."""
     launch_s: float = 30e-6
     """CPU seconds for a shrink or an expand outside of CUDA graphs: Python, fills and launch."""
 
@@ -101,8 +103,8 @@ FAMILIES: dict[str, LoraFamily] = {
         fuses_slices=False,
         launch_s=75e-6,
     ),
-    # Punica's BGMV, also in vLLM 0.3 to 0.5.3: CUDA kernels, one token to a tile, prompts too. The
-    # speed is fitted to vLLM 0.5.0 on an H100: 17 % more time with adapters of rank 16.
+    # Punica's BGMV, also in vLLM 0.3 to 0.5.3: CUDA kernels, one token per tile, also for prompts. The speed
+    # is fitted to vLLM 0.5.0 on an H100: 17 % more time with adapters of rank 16.
     "punica": LoraFamily(_PUNICA, fuses_slices=False, speed=2.0, launch_s=15e-6),
     # S-LoRA's MBGMM for prompts and MBGMV for decodes, and LoRAX's SGMV and BGMV: no CUDA graphs.
     "slora": LoraFamily(_SEGMENTS, _PUNICA, fuses_slices=False, captured=False, launch_s=15e-6),
@@ -131,20 +133,22 @@ FAMILIES: dict[str, LoraFamily] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraKernels:
-    """The kernels of an engine's LoRA adapters, as far as times depend on them."""
+    """The properties of an engine's LoRA kernels that affect times."""
 
     backend: str = "vllm"
     """Kernels: a key of `FAMILIES`."""
     max_loras: int | None = None
-    """Slots in the grid of kernels that have every slot in it; None: those of the adapter policy."""
+    """Number of slots in grids that include every slot; None: the slots of the adapter policy."""
     specialize_active_lora: bool = False
-    """Whether that grid has only the adapters in the batch (vLLM's option: a CUDA graph for each number)."""
+    """Whether that grid has only the adapters in the batch (vLLM's option of a CUDA graph per number of
+    adapters).
+    """
     cudagraph_specialize_lora: bool = True
     """Whether batches without adapters run without these kernels: vLLM's CUDA graphs from 0.11.1 on."""
     fully_sharded_loras: bool = False
-    """Whether tensor parallel ranks also divide the half of each adapter that they otherwise repeat."""
+    """Whether tensor-parallel ranks also divide the half of each adapter that they otherwise duplicate."""
     captured: bool | None = None
-    """Whether decode-only iterations with adapters run as CUDA graphs; None: as the backend's do."""
+    """Whether decode-only iterations with adapters run as CUDA graphs; None: the backend's choice."""
     launch_s: float | None = None
     """CPU seconds to launch a shrink or an expand outside of CUDA graphs; None: the backend's."""
 
@@ -179,7 +183,7 @@ class LoraWork(NamedTuple):
     prefill_tokens: Any
     seqs: Any
     tokens: Any
-    """Tokens that go through an adapter."""
+    """Number of tokens with an adapter."""
     adapters: Any
     """Number of different adapters."""
     rank: Any
@@ -187,7 +191,7 @@ class LoraWork(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """A matrix of the model with adapters: k inputs, and the outputs of each slice that it fuses."""
+    """A matrix of the model with adapters: k inputs, and the outputs of each fused slice."""
 
     k: int
     slices: tuple[int, ...]
@@ -200,7 +204,7 @@ class Projection(NamedTuple):
 
 
 def num_launches(projection: Projection, family: LoraFamily) -> tuple[int, int]:
-    """Returns the number of shrinks and expands, and of small kernels, that one projection launches."""
+    """Returns the number of shrinks and expands, and of small kernels, per projection."""
     return 2 * (1 if family.fuses_slices else len(projection.slices)), family.fills
 
 
@@ -212,7 +216,7 @@ def projection_seconds(
     curve: StreamCurve,
     element_bytes: float,
 ) -> Any:
-    """Returns the GPU seconds of the kernels of one projection; without adapters, those of empty kernels.
+    """Returns the GPU seconds of the kernels of one projection; without adapters, of empty kernels.
 
     One token, one adapter of rank 16, k = n = 4096, vllm with one slot on an H100: a tile of shrink moves
     (32 + 16) x 4096 x 2 / 64 + 4 x 32 x 16 = 8,192 bytes and takes 4.33 us, one of expand 64 x (512 + 64)

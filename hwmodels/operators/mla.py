@@ -8,26 +8,27 @@ of each context token, which is read once. n sequences, c context tokens of all 
 
     t = start + n (item start / SMs + passes 2 h (2 r + R) / B0) + c max((r + R) b / B, 2 h' (2 r + R) / F)
 
-    B and F are shares of the device: with few sequences those SMs that have a part of a context.
+    B and F are shares of the device: with few sequences, the share of the SMs with a part of a context.
 
-    item     a sequence occupies one SM for this time, apart from its context; here and below over `start`:
-             latency-bound work scales like the start of a kernel
-    passes   over queries and outputs, 2 bytes per element, at the data sheet's bandwidth B0
+    item a sequence occupies one SM for this time, apart from its context; here and below relative to `start`:
+    latency-bound work scales like the start of a kernel
+    passes over queries and outputs, 2 bytes per element, at the data-sheet bandwidth B0
     B, F     bandwidth and FLOP/s reached; h' heads, padded to a tile
 
-Draft tokens that a pass verifies are further query rows: n + x rows have queries and outputs, a sequence's
-rows share one reading of its vectors and a tile of heads, and every pair of row and vector is multiplied.
+Draft tokens that a pass verifies are additional query rows: n + x rows have queries and outputs, a sequence's
+rows share one read of its vectors and a tile of heads, and every row-vector pair is multiplied.
 
 Kernels that do not split contexts over SMs take at least start + n (...) + c/n token_s, c/n the mean context.
 
-Prefill is naive: keys and values of all heads are expanded first (a GEMM elsewhere), then attended to.
-s sequences, x new tokens of all of them:
+Prefill is naive: keys and values of all heads are first expanded (by a GEMM priced elsewhere), then attended
+to. s sequences, x new tokens of all of them:
 
     t = start' + max(s h item' start / SMs + x passes' 4 h (d + R + v) / B0 + pairs 2 h (d + R + v) / F',
                      the last tile of 128 queries of the mean sequence, alone on its SM)
 
-A simulator prices leaps of iterations as arrays: only `+ - * / abs` touch what varies (see `hwmodels.exact`).
-Measured: TensorRT-LLM 1.0 and 1.3, vLLM 0.14 and 0.24, A100 to B200 (NVIDIA aiconfigurator).
+A simulator prices leaps of iterations as arrays: only `+ - * / abs` are applied to varying values (see
+`hwmodels.exact`). Measured: TensorRT-LLM 1.0 and 1.3, vLLM 0.14 and 0.24, A100 to B200 (NVIDIA
+aiconfigurator).
 """
 
 from __future__ import annotations
@@ -86,9 +87,11 @@ class MlaCurve:
     start_s: float = 13e-6
     """Start of decode: launch, split and merge. 9 us (RTX PRO 6000) to 14 us (H200)."""
     bandwidth_share: float = 0.76
-    """Share of the data sheet in decode, reading latent vectors. 0.75 (B200) to 0.91 (H100, H200)."""
+    """Share of the data-sheet bandwidth in decode, reading latent vectors. 0.75 (B200) to 0.91 (H100, H200).
+    """
     flops_share: float = 0.60
-    """Share of the data sheet in decode, multiplying with latent vectors. 0.26 (A100) to 0.72 (H200)."""
+    """Share of the data-sheet FLOP/s in decode, multiplying with latent vectors. 0.26 (A100) to 0.72 (H200).
+    """
 
     def __post_init__(self) -> None:
         check_curve(self, capabilities=FAMILIES)
@@ -96,28 +99,30 @@ class MlaCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlaKernels:
-    """Differences of one family of kernels from the others, equal on every device."""
+    """Differences of one kernel family from the others, equal on every device."""
 
     item: float
-    """Decode: time of one sequence on one SM, apart from its context, over the curve's start_s."""
+    """Decode: time of one sequence on one SM, apart from its context, relative to the curve's start_s."""
     query_passes: float
-    """Decode: number of moves of queries and outputs, partial outputs of split contexts included."""
+    """Decode: number of moves of queries and outputs, including partial outputs of split contexts."""
     head_tile: int = 64
     """Decode: heads are padded to a multiple of this."""
     flops: float = 1.0
     """Decode: factor on the curve's flops_share."""
     max_splits: float = 1e9
-    """Decode: most SMs that share a context; with fewer sequences than SMs / max_splits the others idle."""
+    """Decode: maximum number of SMs per context; with fewer sequences than SMs / max_splits, some SMs idle.
+    """
     token: float = 0.0
-    """Decode: one context token on one SM, 2 bytes per element, over start_s; 0: contexts are split."""
+    """Decode: one context token on one SM, 2 bytes per element, relative to start_s; 0: contexts are split.
+    """
     prefill_start: float
-    """Prefill: start over the curve's start_s."""
+    """Prefill: start relative to the curve's start_s."""
     prefill_item: float
-    """Prefill: one sequence and head on one SM, apart from its pairs, over start_s."""
+    """Prefill: one sequence and head on one SM, apart from its pairs, relative to start_s."""
     prefill_passes: float
     """Prefill: number of moves of queries, keys, values and outputs."""
     prefill_flops_share: float
-    """Prefill: share of the data sheet's peak, equal on all devices."""
+    """Prefill: share of the data-sheet peak, equal on all devices."""
     fp8_with_cache: bool = False
     """Prefill computes in fp8 if the cache is in fp8."""
     fp8_passes: float = 0.0
@@ -222,7 +227,7 @@ class MlaDecode:
     def __init__(
         self, heads: MlaHeads, device: Device, curve: MlaCurve, kernels: str = "vllm", rows: int = 1
     ) -> None:
-        """Builds it for sequences of so many query rows each, their draft tokens included."""
+        """Builds it for sequences with this many query rows each, including draft tokens."""
         family = kernels_of(kernels, curve)
         bandwidth = device.memory_bandwidth_bytes_per_s
         query_bytes = heads.num_heads * (2 * heads.kv_lora_rank + heads.rope_head_dim) * 2.0
@@ -239,7 +244,7 @@ class MlaDecode:
             * padded
             / (decode_peak_flops_per_s(heads, device, curve) * curve.flops_share * family.flops)
         )
-        # Half of it is reading and converting elements, the other half is per token.
+        # Half of it is for reading and converting elements, the other half is per token.
         self._token_s = family.token * curve.start_s * (1 + heads.kv_bytes_per_element / 2) / 2
 
     def lines(self, num_seqs: Any) -> Lines:
@@ -256,7 +261,7 @@ class MlaDecode:
         return tuple(lines)
 
     def _busy(self, num_seqs: Any) -> Any:
-        """Returns the share of the SMs that have a part of a context."""
+        """Returns the share of the SMs with a part of a context."""
         return smaller(self._busy_share * larger(num_seqs, 1.0), 1.0)
 
     def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:

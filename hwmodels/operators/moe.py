@@ -1,7 +1,7 @@
 """Mixture of experts: seconds of the routed experts of one layer on one expert-parallel rank.
 
-A token visits top_k of num_experts experts. One rank permutes its tokens, runs two grouped GEMMs (up, with
-the gate if there is one; down) and the activation between them, and combines the results:
+A token is routed to top_k of num_experts experts. One rank permutes its tokens, runs two grouped GEMMs (up,
+with the gate if there is one; down) and the activation between them, and combines the results:
 
     t = n kernel_s + sum over the two GEMMs of sqrt(stream^2 + compute^2) + permute
 
@@ -11,13 +11,11 @@ the gate if there is one; down) and the activation between them, and combines th
     permute  activation bytes written and read between the kernels / bandwidth reached
 
 The time depends on the number of tokens that each expert receives: `rank_loads`. All values are expectations;
-nothing is drawn at random. Reading weights and multiplying overlap only in part, hence the root of squares.
-
-The model is fitted to and validated by vLLM's kernels on five GPUs: `hwmodels.fitting.moe`. For a given layer
-and device the price depends only on a whole number of tokens, so a simulator can keep it in a table.
-
-One idea in more than 400 lines: families of kernels for routed experts (`KernelFamily`) have differences,
-which are equal on every device.
+nothing is drawn at random. Reading weights and multiplying overlap only in part, hence the root of the sum of
+squares. The model is fitted to and validated with vLLM's kernels on five GPUs: `hwmodels.fitting.moe`. For a
+given layer and device the price depends only on an integer number of tokens, so a simulator can tabulate it.
+Kernel families for routed experts (`KernelFamily`) hold the differences between kernels, which are equal on
+every device.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from hwmodels.operators.moe_routing import (
 Floats = NDArray[np.float64]
 
 TILE_COLUMNS = 128
-"""Output columns of one tile of a grouped GEMM, as usual for all kernels here."""
+"""Output columns of one tile of a grouped GEMM, the usual value for all kernels here."""
 
 MIN_TILE_ROWS = 8
 """Tokens of the smallest tile (the n of an mma instruction with operands swapped)."""
@@ -57,17 +55,18 @@ class MoeCurve:
     compute_capability: str = "sm90"
     """Compute capability, which decides the kernels: sm80, sm89, sm90, sm100, or sm120."""
     kernel_s: float = 5.3e-6
-    """Seconds from the start of one kernel of the layer to the start of the next if both do no work."""
+    """Seconds from the start of one kernel of the layer to the start of the next, without any work."""
     weight_bandwidth_share: float = 0.95
-    """Share of the data sheet's memory bandwidth when reading expert weights with tiles on enough SMs."""
+    """Share of the data-sheet memory bandwidth reached when reading expert weights with tiles on enough SMs.
+    """
     flops_share: float = 0.70
     """Share of the dense peak in full tiles of 128 rows; a family's `flops_factor` multiplies it."""
     activation_bandwidth_share: float = 0.44
     """Share of memory bandwidth when moving activations: permutation, activation function, combine."""
     saturating_tiles_per_sm: float = 0.02
-    """Tiles per SM from which on the memory bandwidth is reached; 0.25 on RTX PRO 6000, with GDDR7."""
+    """Tiles per SM needed to reach the memory bandwidth; 0.25 on RTX PRO 6000, with GDDR7."""
     tile_fill_rows: float = 12.0
-    """Rows that a tile could compute in the time that it takes to start and end."""
+    """Number of rows that a tile could compute in its start and end time."""
 
     def __post_init__(self) -> None:
         check_curve(self, capabilities=MARLIN, zero_allowed="tile_fill_rows")
@@ -84,7 +83,7 @@ def moe_flops(num_tokens: ArrayLike, layer: ExpertLayer) -> Floats:
 def moe_weight_bytes(
     num_tokens: ArrayLike, layer: ExpertLayer, weights: WeightFormat, routing: Routing
 ) -> Floats:
-    """Returns the expected bytes of weights that the busiest rank reads, those of its active experts.
+    """Returns the expected bytes of weights of active experts that the busiest rank reads.
 
     Mixtral-8x7B in bf16, one token: 2 x 3 x 4,096 x 14,336 x 2 bytes = 705e6.
     """
@@ -93,7 +92,7 @@ def moe_weight_bytes(
 
 
 class MoeWork(NamedTuple):
-    """Work of one call in figures of the data sheet; `work_seconds` applies a curve to it.
+    """Work of one call in data-sheet terms; `work_seconds` applies a curve to it.
 
     Shapes are [...]; fields with [2, ...] hold the up and gate projection, then the down projection.
     """
@@ -104,7 +103,7 @@ class MoeWork(NamedTuple):
     tiles_per_sm: Floats
     """Tiles per SM, shape [2, ...]."""
     padded_s: Floats
-    """Seconds of the rows of tiles at the family's factor of the peak, shape [2, ...]."""
+    """Seconds of the tiles' rows at the peak times the family's factor, shape [2, ...]."""
     fill_row_s: Floats
     """Seconds per row of `tile_fill_rows`, shape [2, ...]."""
     permute_s: Floats
@@ -122,7 +121,7 @@ def moe_work(
     routing: Routing,
     compute_capability: str,
 ) -> MoeWork:
-    """Returns the part of `moe_seconds` that no fitted figure changes."""
+    """Returns the part of `moe_seconds` that is independent of fitted parameters."""
     m = np.asarray(num_tokens, dtype=np.float64)
     if m.size and not (m >= 1).all():
         raise ValueError(f"num_tokens={m.min():g}: must be >= 1; omit the layer if no token enters it")
@@ -144,7 +143,7 @@ def moe_work(
     peak = device.peak_flops_per_s[weights.compute_dtype(device, dtype)] * family.flops_factor
     bandwidth = device.memory_bandwidth_bytes_per_s
     remote = np.maximum(0.0, m * layer.top_k - loads.assignments)
-    # per assignment: both GEMMs write, activation and combine read, the activation writes
+    # per assignment: both GEMMs write; activation and combine read; the activation writes
     elements = 2 * hidden + (2 * in_up + 1) * inter
     moved = (loads.assignments + family.remote_share * remote) * elements * DTYPE_BYTES[dtype]
     return MoeWork(
@@ -160,7 +159,7 @@ def moe_work(
 
 
 def common_height(assignments: Floats, layer: ExpertLayer, heights: tuple[int, ...]) -> Floats:
-    """Returns the height of all tiles of a call, for assignments of a token to an expert on all ranks."""
+    """Returns the height of all tiles of a call, from the token-expert assignments on all ranks."""
     per_expert = assignments / layer.num_rank_experts
     index = np.searchsorted(0.9 * np.array(heights), per_expert, side="right")
     return np.array(heights, dtype=np.float64)[np.minimum(index, len(heights) - 1)]
@@ -174,13 +173,13 @@ def tiles_of(loads: RankLoads, height: Floats) -> Floats:
 def tiles_and_rows(loads: RankLoads, max_tile_rows: int) -> tuple[Floats, Floats]:
     """Returns the tiles of all experts of the rank, and their rows.
 
-    Tiles are as high as the largest, or the next power of two above an expert's few tokens.
+    Tiles have the largest height, or the next power of two above an expert's few tokens.
     """
 
     def rows_up_to(u: Floats) -> Floats:
         rows = max_tile_rows * tiles_up_to(u, max_tile_rows)
         height = max_tile_rows // 2
-        while height >= MIN_TILE_ROWS:  # each sufficient height saves as many rows
+        while height >= MIN_TILE_ROWS:  # each sufficient height saves this many rows
             rows = rows - height * np.minimum(u, height)
             height //= 2
         return np.asarray(rows)
@@ -212,7 +211,7 @@ def work_seconds(work: MoeWork, curve: MoeCurve) -> Floats:
     """Returns seconds of the work on a device that the curve describes."""
     spread = smaller(1.0, work.tiles_per_sm / curve.saturating_tiles_per_sm)
     stream = work.stream_s / (curve.weight_bandwidth_share * spread)
-    # flops_share is that of a full tile of 128 rows, its own start included
+    # flops_share holds for a full tile of 128 rows, including its start
     share = curve.flops_share * (1 + curve.tile_fill_rows / 128)
     compute = (work.padded_s + curve.tile_fill_rows * work.fill_row_s) / share
     gemms = np.sqrt(stream * stream + compute * compute).sum(axis=0)
@@ -233,14 +232,14 @@ def moe_seconds(
 ) -> Floats:
     """Returns seconds of the routed experts of one layer on the busiest rank, per element of num_tokens.
 
-    num_tokens: tokens that enter the layer on all expert-parallel ranks together, >= 1. With attention data
-    parallelism that is the sum over its ranks. layer.intermediate_size is already divided by the tensor
-    parallelism of the experts. Router GEMM, shared experts, all-to-all and all-reduce are not included.
-    dtype: of the activations. kernels: vllm or trtllm, see `kernel_family`.
+    num_tokens: tokens that enter the layer on all expert-parallel ranks in total, >= 1. With attention data
+    parallelism, the sum over its ranks. layer.intermediate_size is already divided by the tensor parallelism
+    of the experts. Router GEMM, shared experts, all-to-all and all-reduce are not included. dtype: of the
+    activations. kernels: vllm or trtllm, see `kernel_family`.
 
     H100, Mixtral-8x7B in bf16, balanced, 1 token, default curve: 2 experts of 352 MB at 0.95 of 3.35 TB/s are
-    221 us (224 with the filling of pipelines), two tiles of 8 rows hide in it, 7 kernels of 5.3 us: 262 us.
-    Raises ValueError for fewer tokens than 1, an unknown library or compute capability.
+    221 us (224 us including pipeline fill), which hides two tiles of 8 rows. With 7 kernels of 5.3 us: 262
+    us. Raises ValueError for fewer tokens than 1, an unknown library or compute capability.
     """
     work = moe_work(
         num_tokens,
@@ -264,17 +263,17 @@ class KernelFamily:
     flops_factor: float
     """Factor on a device's `flops_share`."""
     fill_depth: float
-    """Rows of weights that a tile could read while it fills its pipeline; matters for shallow GEMMs."""
+    """Number of weight rows that a tile could read while it fills its pipeline; matters for shallow GEMMs."""
     remote_share: float
-    """Share of the activation traffic of tokens for other ranks: kernels that mask them still move it."""
+    """Share of the activation traffic of other ranks' tokens: kernels that mask these tokens still move it.
+    """
     max_tile_rows: int
     bandwidth_factor: float = 1.0
     """Factor on a device's `weight_bandwidth_share`."""
     tile_rows: tuple[int, ...] = ()
-    """Rows of the tiles that a call chooses from, one height for all experts; empty: each expert its own.
-
-    It takes the lowest that holds 1 / 0.9 of the tokens of all ranks per expert of this rank. So with expert
-    parallelism tiles are higher than the experts' few tokens need (fused_marlin_moe of vLLM 0.24).
+    """Tile heights from which a call chooses one for all experts; empty: one height per expert. The call
+    takes the lowest height that holds 1 / 0.9 of the tokens of all ranks per expert of this rank. With expert
+    parallelism, tiles are therefore higher than the experts' few tokens need (fused_marlin_moe of vLLM 0.24).
     """
 
 
@@ -292,10 +291,10 @@ _TRTLLM = KernelFamily(num_kernels=3, flops_factor=0.87, fill_depth=26, remote_s
 
 FAMILIES = {
     "triton_bf16": _TRITON,
-    # Never measured: its FLOP/s are those of the kernels that were.
+    # Never measured: its FLOP/s are those of the measured kernels.
     "triton_bf16_blackwell": replace(_TRITON, flops_factor=_TRTLLM.flops_factor),
     "triton_fp8": replace(_TRITON, num_kernels=8, flops_factor=0.53, fill_depth=110),
-    # OpenAI's kernels for gpt-oss, which unpack weights on the way to the tensor cores.
+    # OpenAI's kernels for gpt-oss, which unpack weights before the tensor cores.
     "triton_mxfp4": replace(
         _TRITON, num_kernels=8, flops_factor=0.85, bandwidth_factor=0.75, remote_share=0.1, max_tile_rows=128
     ),
@@ -305,7 +304,7 @@ FAMILIES = {
     "cutlass_fp8_hopper": replace(_CUTLASS, flops_factor=0.20, fill_depth=350, bandwidth_factor=0.20),
     "cutlass_fp8_block": replace(_CUTLASS, num_kernels=6, flops_factor=0.46, fill_depth=190),
     "cutlass_nvfp4": replace(_CUTLASS, num_kernels=8, flops_factor=1.05, fill_depth=330),
-    # Marlin issues the mma of Ampere; later server chips run it at a part of their data sheet's peak.
+    # Marlin issues Ampere's mma; later server chips run it at a fraction of their data-sheet peak.
     "marlin": _MARLIN,
     "marlin_hopper": replace(_MARLIN, flops_factor=0.535, fill_depth=173),
     "marlin_blackwell": replace(_MARLIN, flops_factor=0.284, fill_depth=261),
@@ -314,7 +313,7 @@ FAMILIES = {
     "trtllm_gen_fp8_block": replace(
         _TRTLLM, num_kernels=5, flops_factor=0.38, fill_depth=100, remote_share=0.6
     ),
-    # Set on whole runs of TensorRT-LLM's prefill and decode workers, not on measurements of the operator.
+    # Fitted to whole runs of TensorRT-LLM's prefill and decode workers, not to operator measurements.
     "deepgemm_fp8_block": replace(
         _TRTLLM, num_kernels=5, flops_factor=0.75, fill_depth=100, bandwidth_factor=0.6
     ),
@@ -322,7 +321,7 @@ FAMILIES = {
     "trtllm_gen_mxfp4": replace(_TRTLLM, num_kernels=4, flops_factor=0.62, fill_depth=900, remote_share=0.2),
     "trtllm_gen_w4a8": replace(_TRTLLM, num_kernels=5, flops_factor=1.35, fill_depth=510),
 }
-"""Families by implementation and format, fitted once over all devices together with their free curves."""
+"""Families by implementation and format, fitted once over all devices, jointly with their free curves."""
 
 MARLIN = {
     "sm80": "marlin",
@@ -335,7 +334,7 @@ MARLIN = {
 
 
 def check_capability(compute_capability: str) -> None:
-    """Raises ValueError unless the kernels of chips with this capability are known."""
+    """Raises ValueError for a compute capability with unknown kernels."""
     if compute_capability not in MARLIN:
         raise ValueError(
             f"compute_capability={compute_capability}: must be one of {', '.join(MARLIN)}; "
@@ -364,9 +363,9 @@ def kernel_family(
     (SGLang's moe-runner-backend auto, without DeepEP).
     trtllm: as vllm on Blackwell, and CUTLASS for vLLM's Triton and its slow fp8 kernel; this is assumed, not
     measured. Marlin unpacks the formats that tensor cores lack. deepgemm: TensorRT-LLM's choice for data
-    parallel attention on Blackwell with weights in fp8 by block.
-    The device only determines the formats of the tensor cores. sm89 runs Triton, as sm80 does.
-    Raises ValueError for an unknown library or compute capability, and for deepgemm elsewhere.
+    parallel attention on Blackwell with block-scaled fp8 weights.
+    The device only determines the formats of the tensor cores. sm89 runs Triton, like sm80. Raises ValueError
+    for an unknown library or compute capability, and for deepgemm elsewhere.
     """
     check_library(kernels)
     check_capability(compute_capability)
@@ -390,7 +389,7 @@ def kernel_family(
 
 
 def wide_family(kind: str, layer: ExpertLayer, kernels: str, compute_capability: str) -> str:
-    """Returns the family for weights in kind bf16, fp8 or fp8_block that tensor cores take as they are."""
+    """Returns the family for weights in bf16, fp8 or fp8_block that tensor cores use unchanged."""
     if compute_capability == "sm100":
         is_triton = kernels == "sglang" and kind == "bf16"
         return "triton_bf16_blackwell" if is_triton else f"trtllm_gen_{kind}"
@@ -409,9 +408,9 @@ def wide_family(kind: str, layer: ExpertLayer, kernels: str, compute_capability:
 
 
 def asked_family(kernels: str, weights: WeightFormat, compute_capability: str) -> str | None:
-    """Returns the family of marlin or deepgemm; None: that of the library.
+    """Returns the family of marlin or deepgemm; None: the library's family.
 
-    Raises ValueError for deepgemm where its times are not known.
+    Raises ValueError for deepgemm on chips without known times.
     """
     if kernels == "marlin" and weights.bits <= 8:
         return MARLIN[compute_capability]

@@ -1,16 +1,17 @@
-"""Expert routing: the tokens that each expert of a layer receives, on the busiest expert-parallel rank.
+"""Expert routing: the number of tokens per expert of a layer, on the busiest expert-parallel rank.
 
 All values are expectations; nothing is drawn at random.
 
-The placement of experts on ranks decides the chances that a token visits the busiest rank's experts:
+The placement of experts on ranks decides the probabilities that a token is routed to the busiest rank's
+experts:
 
-    dealt      one by one over the ranks, the most popular first; what a load balancer without copies reaches
-    in_order   by number, as engines load them: rank 0 has the first experts
-    scattered  at random with respect to popularity: no load balancing. The busiest rank is that of the
-               median of `NUM_DRAWS` placements, drawn with a fixed seed
+    dealt one by one over the ranks, the most popular first; the result of a load balancer without copies
+    in_order by expert number, as engines load them: rank 0 has the first experts
+    scattered  at random with respect to popularity: no load balancing. The busiest rank is taken from the
+    median of `NUM_DRAWS` placements, drawn with a fixed seed
     eplb       redundant experts: DeepSeek-V3 (2024), section 3.4, and its balancer EPLB (2025). Each copy
-               goes to the expert with the most tokens per replica; then the replicas, the fullest first, go
-               to the rank with the fewest tokens that has space
+    goes to the expert with the most tokens per replica; then the replicas, the most loaded first, go to the
+    rank with space that has the fewest tokens
 
 All ranks wait for the busiest one, so only its experts are priced. Replicas of an expert share its tokens
 evenly.
@@ -33,14 +34,14 @@ Floats = NDArray[np.float64]
 PLACEMENTS = ("dealt", "in_order", "scattered", "eplb")
 
 NUM_DRAWS = 31
-"""Random placements of `scattered`; their median is that of any one of them, more or less."""
+"""Number of random placements of `scattered`; their median represents a typical placement."""
 
 
 def busiest_rank(chances: Floats, ep_size: int, placement: str, num_redundant: int = 0) -> Floats:
-    """Returns the chance that a token visits each expert of the busiest rank, in descending order.
+    """Returns the probability, descending, that a token is routed to each of the busiest rank's experts.
 
-    chances: of each expert, by its number [E]; num_redundant: copies on all ranks together, with eplb. The
-    number of replicas must be a multiple of ep_size.
+    chances: probability of each expert, by its number [E]; num_redundant: copies on all ranks in total, with
+    eplb. The number of replicas must be a multiple of ep_size.
     """
     if placement == "dealt":
         return descending(chances)[::ep_size]
@@ -59,7 +60,7 @@ def descending(chances: Floats) -> Floats:
 
 
 def replicated(chances: Floats, num_redundant: int) -> Floats:
-    """Returns the chance of each replica, in descending order; every copy goes where it relieves the most.
+    """Returns the probability of each replica, descending; every copy goes to the most loaded replica.
 
     Chances 0.6, 0.3, 0.1 and two copies: 0.3, 0.3, 0.3, 0.1, then 0.2, 0.2, 0.2, 0.3, 0.1 in descending
     order.
@@ -73,7 +74,7 @@ def replicated(chances: Floats, num_redundant: int) -> Floats:
 
 
 def packed(replicas: Floats, ep_size: int) -> Floats:
-    """Returns the chances of the replicas on each rank [ep_size, replicas per rank]; the fullest go first.
+    """Returns the replicas' probabilities per rank [ep_size, replicas per rank]; most loaded first.
 
     Chances 0.5, 0.3, 0.3, 0.1 on two ranks: 0.5 and 0.1; 0.3 and 0.3.
     """
@@ -101,32 +102,32 @@ SKEWED = ("zipf", "power_law")
 """Kinds of `ROUTINGS` that have an exponent."""
 
 PLACED = ("zipf", "measured")
-"""Kinds of `ROUTINGS` with popular experts, whose place matters."""
+"""Kinds of `ROUTINGS` with popular experts, whose placement matters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
     """Distribution of tokens over experts by the router.
 
-    balanced: as evenly as whole tokens allow. uniform: each token picks top_k experts at random.
-    zipf: a token picks the i-th most popular expert with a probability proportional to i^-exponent, and at
-    most 1 since its top_k experts differ; 0 is uniform. For engines: prices are smooth in num_tokens.
-    measured: as zipf, with the counted tokens of each expert, `loads`, in place of i^-exponent.
-    power_law: for rows of benchmarks only. The popularity x of an expert has density x^-exponent on [1, 0.8
-    num_tokens], on [0.01, 2] while there are no more assignments than experts. NVIDIA's aiconfigurator draws
-    the tokens that it measures with like this: 1.01 as in DeepSeek-R1, 1.2 as in Qwen3-235B. The switch is
-    that of its generator: with one more assignment nearly all experts have work. No router does that.
+    balanced: as evenly as integer token counts allow. uniform: each token picks top_k experts at random.
+    zipf: a token picks the i-th most popular expert with a probability proportional to i^-exponent, capped at
+    1 because its top_k experts differ; 0 is uniform. Used for engines, because prices are smooth in
+    num_tokens. measured: as zipf, with the counted tokens of each expert (`loads`) instead of i^-exponent.
+    power_law: for benchmark rows only. The popularity x of an expert has density x^-exponent on [1, 0.8
+    num_tokens], or on [0.01, 2] if there are no more assignments than experts. NVIDIA's aiconfigurator draws
+    its benchmark tokens like this, with 1.01 as in DeepSeek-R1 or 1.2 as in Qwen3-235B. The switch comes from
+    its generator: with one more assignment nearly all experts have work. No router does that.
     """
 
     kind: str = "balanced"
     exponent: float | None = None
     """Exponent of zipf, >= 0, or of power_law, > 0 and not 1."""
     loads: tuple[float, ...] | None = None
-    """Tokens of each expert of a layer by its number, or their shares, for measured routing."""
+    """Tokens (or shares) of each expert of a layer, by expert number, for measured routing."""
     placement: str = "dealt"
-    """Experts of each expert-parallel rank: see `hwmodels.operators.moe_routing`."""
+    """Placement of experts on expert-parallel ranks: see `hwmodels.operators.moe_routing`."""
     num_redundant_experts: int = 0
-    """Copies of popular experts in a layer, on all expert-parallel ranks together, with placement eplb."""
+    """Copies of popular experts in a layer, on all expert-parallel ranks in total, with placement eplb."""
 
     def __post_init__(self) -> None:
         if self.kind not in ROUTINGS:
@@ -170,7 +171,7 @@ class Routing:
             )
 
     def check(self, layer: ExpertLayer) -> None:
-        """Raises ValueError if the layer has another number of experts, or copies do not fill its ranks."""
+        """Raises ValueError if the layer's number of experts differs, or copies do not fill its ranks."""
         if self.loads is not None and len(self.loads) != layer.num_experts:
             raise ValueError(
                 f"routing.loads: {len(self.loads)} numbers are given; must be one for each of the "
@@ -189,10 +190,10 @@ class ExpertLayer:
 
     hidden_size: int
     intermediate_size: int
-    """Width of one expert on one rank: the model's, divided by the tensor parallelism of the experts."""
+    """Width of one expert on one rank: the model's width divided by the tensor parallelism of the experts."""
     top_k: int
     num_experts: int
-    """Number of routed experts on all ranks together."""
+    """Number of routed experts on all ranks in total."""
     ep_size: int = 1
     """Number of expert-parallel ranks; each holds num_experts / ep_size whole experts."""
     gated: bool = True
@@ -228,7 +229,7 @@ class RankLoads(NamedTuple):
     """
 
     tokens: Floats
-    """Tokens of each expert of the group. Below 1: the probability that it gets a token."""
+    """Tokens of each expert of the group; below 1, the probability that it gets a token."""
     num_experts: Floats
     """Experts in the group; uniform and zipf: expected number of experts that get a token."""
     spread: Floats
@@ -240,24 +241,24 @@ class RankLoads(NamedTuple):
 
     @property
     def assignments(self) -> Floats:
-        """Pairs of a token and an expert of this rank; balanced: num_tokens top_k / ep_size."""
+        """Token-expert pairs of this rank; balanced: num_tokens top_k / ep_size."""
         return np.asarray((self.num_experts * self.tokens).sum(axis=-1))
 
 
 def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> RankLoads:
     """Returns the numbers of tokens that the experts of the busiest expert-parallel rank receive.
 
-    num_tokens are those that enter the layer on all ranks together, >= 1 each; this rank computes the
-    assignments to its own experts. It gets at least one: some rank does.
+    num_tokens counts the tokens that enter the layer on all ranks, >= 1 each; this rank computes the
+    assignments to its own experts. It gets at least one, because some rank does.
 
     zipf, measured: by default experts are distributed over ranks one by one, the most popular first, as a
     load balancer would. The first rank, with experts 1, 1 + ep_size, ..., is then the busiest for any number
     of tokens. For other placements and copies of experts see `hwmodels.operators.moe_routing`. An expert
-    that is picked with probability p gets m p of m tokens, and any at all with probability 1 - (1 - p)^m.
-    power_law: popularities are the quantiles u of the density, those on the busiest rank u^(1 / theta) with
-    theta = ep_size^(n^-0.45), n experts a rank: the likely best of ep_size single experts, while ranks of
-    many experts even out. Within 10 % (standard deviation) of the mean of draws with 8 to 512 experts on 2 to
-    128 ranks.
+    picked with probability p gets m p of m tokens, and at least one token with probability 1 - (1 - p)^m.
+    power_law: popularities are the quantiles u of the density; on the busiest rank they are u^(1 / theta)
+    with theta = ep_size^(n^-0.45) for n experts per rank. With one expert per rank this is the likely maximum
+    of ep_size experts; ranks with many experts even out. Within 10 % (standard deviation) of the mean of
+    draws with 8 to 512 experts on 2 to 128 ranks.
     """
     m = np.asarray(num_tokens, dtype=np.float64)[..., None]
     if routing.kind == "power_law":
@@ -287,9 +288,9 @@ def _drawn_loads(m: Floats, layer: ExpertLayer, routing: Routing) -> RankLoads:
 def _groups(num_experts: int, top_k: int, ep_size: int, routing: Routing) -> tuple[Floats, Floats, Floats]:
     """Returns the probability p that a token picks an expert, log(1 - p), and experts by group [G].
 
-    Experts are those of the busiest rank. The first 16 are groups of their own, then neighbours with
-    ranks that differ by at most a 16th share their mean probability: 512 experts make 66 groups. The number
-    of active experts changes by some 0.1 % at most.
+    Experts are those of the busiest rank. Each of the first 16 experts is its own group. After that,
+    neighbours whose popularity ranks differ by at most a 16th share their mean probability: 512 experts make
+    66 groups. The number of active experts changes by at most about 0.1 %.
     """
     if routing.loads is None:
         of_all = zipf_chances(num_experts, top_k, routing.exponent or 0.0)
@@ -312,7 +313,8 @@ def zipf_chances(num_experts: int, top_k: int, exponent: float) -> Floats:
     """Returns the probability that a token picks each expert, the most popular first; they sum to top_k.
 
     They are proportional to i^-exponent, at most 1; the excess goes to the other experts in proportion.
-    Three experts, top 2, exponent 1: 2 (6, 3, 2) / 11 would give 12 / 11 to the first; so 1, 3 / 5 and 2 / 5.
+    Example: three experts, top 2, exponent 1. 2 (6, 3, 2) / 11 would give 12 / 11 to the first, so the result
+    is 1, 3 / 5 and 2 / 5.
     """
     return _capped(np.arange(1.0, num_experts + 1) ** -exponent, top_k)
 
@@ -327,7 +329,7 @@ def measured_chances(loads: tuple[float, ...], top_k: int) -> Floats:
 
 
 def _capped(weights: Floats, top_k: int) -> Floats:
-    """Returns top_k picks in proportion to descending weights, none above 1: see `zipf_chances`."""
+    """Returns top_k picks in proportion to descending weights, capped at 1: see `zipf_chances`."""
     from_rank_on = np.cumsum(weights[::-1])[::-1]
     # with the first i experts at the cap: (top_k - i) / the sum of the others' weights
     scale = (top_k - np.arange(top_k)) / from_rank_on[:top_k]
@@ -350,7 +352,7 @@ def _power_law_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoad
     summed = np.cumsum(all_experts, axis=-1)
     tokens_per_popularity = m * layer.top_k / summed[..., -1:]
     for crowded in range(1, layer.top_k):
-        # no expert gets a token twice: the excess of the most popular ones goes to the rest
+        # no expert gets a token twice, so the excess of the most popular experts goes to the rest
         too_much = tokens_per_popularity * all_experts[..., -crowded, None] > m
         rest = m * (layer.top_k - crowded) / summed[..., -crowded - 1, None]
         tokens_per_popularity = np.where(too_much, rest, tokens_per_popularity)
@@ -366,10 +368,10 @@ def _midpoints(count: int) -> Floats:
 
 
 def expected_active_experts(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> Floats:
-    """Returns the expected experts of the busiest rank that get any of num_tokens tokens (of all ranks).
+    """Returns the expected number of the busiest rank's experts with tokens, of num_tokens on all ranks.
 
     uniform, one rank: E (1 - (1 - k / E)^m); Mixtral (8 experts, top 2), 4 tokens: 8 (1 - 0.75^4) = 5.47.
-    balanced: min(E, k m) / ep_size. zipf: the sum over its experts of 1 - (1 - p)^m, with one rank no more
-    than uniform. power_law: the sum over its experts of min(1, expected tokens).
+    balanced: min(E, k m) / ep_size. zipf: the sum over its experts of 1 - (1 - p)^m, which with one rank is
+    at most uniform's. power_law: the sum over its experts of min(1, expected tokens).
     """
     return rank_loads(num_tokens, layer, routing).active_experts

@@ -1,21 +1,21 @@
 """Operators on systolic arrays: matrix products, attention and experts, from data-sheet figures.
 
-Arrays compute padded products (`hwmodels.device`) while weights, keys and values stream from
-memory; compilers buffer both twice, so the longer hides the shorter:
+Arrays compute padded products (`hwmodels.device`) while weights, keys and values stream from memory;
+compilers double-buffer both, so the longer hides the shorter:
 
     t = start + max(padded FLOPs / (peak share), 0.4 us + bytes / (bandwidth share))
 
     product x[m, k] w[k, n]     weights stay: 2 pad(k, rows) pad(n, columns) max(m, rows)
                                 outputs stay: 2 pad(m, rows) pad(n, columns) k
-    decode attention            per key and KV head two such products, with the query rows of its heads as m
-    prefill attention           per query-key pair, with head dimensions padded; half a tile of masked keys
+    decode attention per key and KV head, two such products with the query rows of its heads as m prefill
+    attention per query-key pair, with padded head dimensions; half a tile of masked keys
 
 TPU v5e (128 x 128, 197e12 FLOP/s, 819e9 bytes/s), default shares, bf16, m = 16, n = 7168, k = 4096:
 2 x 4096 x 7168 x 128 = 7.52e9 FLOPs at 0.84 of the peak take 45.4 us; 58.95e6 bytes (weights and outputs) at
 0.82 of the bandwidth 87.8 us: t = 2.4 us + 88.2 us = 90.6 us.
 
-No such device was measured here. Left out: the exponentials of the softmax, which vector units compute beside
-the arrays, and quantisation of activations, which compilers fuse.
+No such device was measured here. Not included: the exponentials of the softmax, which vector units compute in
+parallel, and quantisation of activations, which compilers fuse.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def padded(size: Any, unit: int) -> Any:
 
 
 def padded_flops(m: Any, n: Any, k: Any, array: SystolicArray) -> Any:
-    """Returns the FLOPs that the arrays spend on x[m, k] w[k, n], padding included.
+    """Returns the FLOPs that the arrays spend on x[m, k] w[k, n], including padding.
 
     128 x 128, weights stay: m = 1, n = 200, k = 100 take 2 x 128 x 256 x 128 = 8.4e6 FLOPs, not 40,000.
     """
@@ -72,9 +72,9 @@ def systolic_gemm_seconds(
     *,
     dtype: str = "bf16",
 ) -> Floats:
-    """Returns seconds of one call, as `gemm_seconds` does; m = 0 takes 0 s.
+    """Returns seconds of one call, like `gemm_seconds`; m = 0 takes 0 s.
 
-    Raises ValueError for a device without arrays, or a dtype that it does not compute in.
+    Raises ValueError for a device without arrays, or a dtype that it does not support.
     """
     m, n, k = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
     elements = element_bytes(weights, device, dtype)
@@ -93,7 +93,7 @@ def padded_width(heads: HeadLayout, array: SystolicArray) -> float:
 
 
 class SystolicDecode:
-    """Decode attention of one layer; rows: query rows of each sequence, its draft tokens included."""
+    """Decode attention of one layer; rows: query rows of each sequence, including its draft tokens."""
 
     def __init__(
         self, heads: HeadLayout, device: Device, curve: AttentionCurve, dtype: str, rows: int = 1
@@ -148,8 +148,8 @@ def systolic_moe_seconds(
 ) -> Floats:
     """Returns seconds of the routed experts of one layer on the busiest rank; see `moe_seconds`.
 
-    Each expert that gets tokens is a pair of products with the mean of their tokens as m; all their weights
-    are read once.
+    Each expert with tokens is a pair of products with the experts' mean number of tokens as m; all their
+    weights are read once.
     """
     loads = rank_loads(np.asarray(num_tokens, dtype=np.float64), layer, routing)
     array, compute = array_of(device), weights.compute_dtype(device, dtype)

@@ -32,22 +32,22 @@ from hwmodels.speculation.steps import (
 )
 
 PREFIX = "draft "
-"""Start of the names of a draft's operators."""
+"""Prefix of the names of a draft's operators."""
 
 
 class PassFlops(NamedTuple):
-    """FLOPs of an iteration by purpose. Rows of draft tokens that are rejected were computed in vain."""
+    """FLOPs of an iteration by purpose. Rows of rejected draft tokens are wasted."""
 
     next_tokens: Num
     """FLOPs of the target for one row per decoding sequence, and for prompt chunks."""
     draft_rows: Num
-    """FLOPs of the target for the draft tokens that it verifies, and for rows that refine guesses."""
+    """FLOPs of the target for verified draft tokens, and for rows that refine guesses."""
     drafting: Num
     """FLOPs of the draft."""
 
 
 class HostAhead:
-    """The host's work for an iteration, which it does while the devices run the one before."""
+    """The host's work for an iteration, done while the devices run the previous one."""
 
     def __init__(self, host: HostOverhead, draft: Stepwise, draft_host: DraftHost) -> None:
         self._host, self._draft, self._draft_host = host, draft, draft_host
@@ -58,7 +58,7 @@ class HostAhead:
         return self._draft_host.kilotoken_s > 0
 
     def seconds(self, shape: IterationShape) -> Any:
-        """Returns the least seconds of an iteration: those of the engine and of each step of the draft."""
+        """Returns the minimum seconds of an iteration: the engine's, plus those of each draft step."""
         host, draft = self._host, self._draft
         engine_s = host.iteration_s + host.sequence_s * (shape.decode_seqs + shape.prefill_seqs)
         steps_s = draft.start_s + draft.step_s * larger(drafts_of(shape).steps, 1)
@@ -66,18 +66,17 @@ class HostAhead:
 
 
 class SpeculativeModel:
-    """An `IterationModel` of a replica that drafts tokens; shapes without drafts are priced by the base.
+    """An `IterationModel` of a replica that drafts tokens. Shapes without drafts are priced by the base.
 
-        iteration = pass with draft tokens as further rows (any level that prices them) + drafting
-
-    Drafting follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass. With
+    iteration = pass with draft tokens as additional rows (any level that prices them) + drafting Drafting
+    follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass. With
     asynchronous scheduling an iteration takes at least the time in which the host prepares the next one: the
-    engine's, and that of every step of the draft.
+    engine's time plus the time of every draft step.
 
     Most iterations of a run are passes of the same sequences with the same number of draft tokens: a leap.
 
-    base: level that prices the passes of the target. shape: that of the draft tokens. host: the host's time
-    for them beside that of the draft; None: it has none.
+    base: level that prices the passes of the target. shape: shape of the draft tokens. host: the host's time
+    for them in addition to the draft's; None: no time.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class SpeculativeModel:
         self._drafting: Drafting = drafting_of(draft, replica, shape)
         if isinstance(base, MeasuredOperators):
             modelled = replica.roofline(replica.calibration)
-            # The engine puts a level of a tree together as it does a pass; a step of a chain takes little.
+            # The engine assembles a level of a tree like a pass; a step of a chain takes little time.
             is_level = isinstance(draft, Stepwise) and shape.level_rows
             measured = base.breakdown if is_level else base.model_breakdown
             self._drafting = self._drafting.scaled_by(TargetScale(measured, modelled.breakdown))
@@ -143,17 +142,17 @@ class SpeculativeModel:
     def pass_ends(
         self, start_s: float, num_seqs: int, contexts: list[int], rows: int, steps: int
     ) -> list[float]:
-        """Returns the end times of consecutive passes of the same sequences, each with as many draft tokens.
+        """Returns the end times of consecutive passes of the same sequences, with equal draft tokens.
 
         contexts: tokens attended to in each, summed over sequences; they do not decrease. rows, steps: draft
-        tokens of each sequence, and levels of them.
+        tokens per sequence, and their levels.
         """
         return self._leaps.pass_ends(start_s, num_seqs, contexts, rows, steps)
 
     def pass_seconds(self, num_seqs: int, context_tokens: int, k: int) -> float:
-        """Returns the seconds of a pass with k draft tokens per sequence, and of drafting as many after it.
+        """Returns the seconds of a pass with k draft tokens per sequence, and of drafting k more after it.
 
-        context_tokens: those of all sequences together. It is the estimate for draft-length policies.
+        context_tokens: of all sequences in total. This is the estimate for draft-length policies.
         """
         seconds: float = self.seconds(decodes_with_drafts(num_seqs, context_tokens, k))
         return seconds
@@ -167,7 +166,7 @@ class SpeculativeModel:
         return sums | {"host": sums["host"] + self._waits(shape)}
 
     def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators of one iteration; names of those of the draft begin with `draft`."""
+        """Returns the operators of one iteration; names of draft operators begin with `draft`."""
         if shape.drafts is None:
             return self._base.explain(shape)
         lines = self._base.explain(self._in_pass(shape))
@@ -178,7 +177,7 @@ class SpeculativeModel:
         return sorted(shares, key=lambda line: -line.seconds)
 
     def flops(self, shape: IterationShape) -> Num:
-        """Returns the FLOPs of all rows of the pass, of rejected ones too, and of the draft."""
+        """Returns the FLOPs of all rows of the pass, including rejected ones, and of the draft."""
         if shape.drafts is None:
             return self._base.flops(shape)
         return self._base.flops(self._in_pass(shape)) + self._drafting.flops(shape)
@@ -199,7 +198,7 @@ class SpeculativeModel:
         return self._base.bytes_moved(self._in_pass(shape)) + self._drafting.bytes_moved(shape)
 
     def _prices_of_equal(self, num_seqs: int, rows: int, steps: int) -> EqualPrices | None:
-        """Returns the prices of passes of the same sequences; None: only `seconds` knows them."""
+        """Returns the prices of passes of the same sequences; None: only `seconds` can compute them."""
         base, drafting = self._base, self._drafting
         if self.pass_tokens or not isinstance(base, Roofline):
             return None
@@ -252,14 +251,14 @@ def _without_drafts(shape: IterationShape) -> IterationShape:
 
 
 MOST_PRICES = 50_000
-"""Numbers of sequences of which the prices are kept."""
+"""Number of batch sizes whose prices are cached."""
 
 
 def pass_of_equal(num_seqs: int, context_tokens: Any, rows: int, steps: int) -> IterationShape:
-    """Returns a pass in which each sequence verifies `rows` draft tokens, and gets as many for the next.
+    """Returns a pass in which each sequence verifies `rows` draft tokens and drafts the same number again.
 
-    steps: levels of these tokens; with a chain, each is one. context_tokens: tokens attended to, summed over
-    sequences; a number or an array.
+    steps: levels of these tokens; in a chain, each token is a level. context_tokens: tokens attended to,
+    summed over sequences; a number or an array.
     """
     tokens = num_seqs * rows
     pairs = rows * context_tokens + num_seqs * (rows * (rows + 1) // 2)
@@ -273,7 +272,7 @@ def one_by_one(seconds: Callable[[IterationShape], Any], num_seqs: int, rows: in
 
 
 class EqualPrices:
-    """Prices of passes with drafting after them: those of `passes` and `drafting`, and at least least_s."""
+    """Prices of passes with drafting after them: the sum of `passes` and `drafting`, at least least_s."""
 
     def __init__(self, passes: Prices, drafting: Prices, least_s: float) -> None:
         self.few = min(passes.few, drafting.few)
@@ -286,7 +285,7 @@ class EqualPrices:
         return sums_s if min(sums_s) >= least_s else [max(sum_s, least_s) for sum_s in sums_s]
 
     def many(self, contexts: NDArray[Any]) -> Any:
-        """Computes `each` for contexts that do not decrease, as an array."""
+        """Computes `each` for non-decreasing contexts, as an array."""
         sums_s = self._passes.many(contexts) + self._drafting.many(contexts)
         return np.maximum(sums_s, self._least_s)
 
@@ -294,7 +293,7 @@ class EqualPrices:
 class Leaps:
     """The end times of consecutive passes of the same sequences.
 
-    seconds: the price of any shape. prices_of(num_seqs, rows, steps): those of a leap, if they are known.
+    seconds: the price of any shape. prices_of(num_seqs, rows, steps): the prices of a leap, if known.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """Drafts and their prices: sequential passes of a small model, heads, work of the host, or more rows.
 
-A draft states what it stores beside the target model: weights and KV of one device.
+A draft states its memory in addition to the target model: weights and KV of one device.
 
     ModelDraft   a small model with the target's vocabulary; as many decode steps as draft tokens
     LayerDraft   one or a few layers on the target's hidden states: EAGLE, EAGLE-3, multi-token prediction
     HeadDraft    Medusa: heads on the last hidden state, all at once
-    SkipDraft    the target itself with some of its layers, on the KV of these layers
+    SkipDraft a subset of the target's layers, on the KV of these layers
     HostDraft    a search on the host: n-grams of the prompt, suffix trees
     PassDraft    rows of the target's own pass, or of a further one: lookahead decoding
     SeveralDrafts  several small models in turn
@@ -14,13 +14,13 @@ Steps are passes of the draft over one row per sequence, as engines run them in 
 
     drafting = start + first step + (steps - 1) x later step
 
-A draft with KV of its own computes in its first step all rows of the target's pass and the prompt chunks
-beside them (vLLM's proposers; a separate model also the sampled tokens), even if no token is to be drafted,
-so that its KV stays complete. Later steps are priced at the context in their middle. A draft runs on all
-devices of the target's tensor, data and context parallel groups, after the last stage of a pipeline. Its
-steps replay CUDA graphs of their own, or are launched kernel by kernel, behind `step_s` of work of the host;
-there is no scheduler between them. With asynchronous scheduling the host prepares the steps while the devices
-still run the pass, so `start_s` and `step_s` bound the whole iteration only (`SpeculativeModel`).
+A draft with its own KV computes in its first step all rows of the target's pass and its prompt chunks (vLLM's
+proposers; a separate model also the sampled tokens), even if no token is drafted, so that its KV stays
+complete. Later steps are priced at the context in their middle. A draft runs on all devices of the target's
+tensor, data and context parallel groups, after the last stage of a pipeline. Its steps replay their own CUDA
+graphs, or are launched kernel by kernel, after `step_s` of host work; the scheduler does not run between
+them. With asynchronous scheduling the host prepares the steps while the devices still run the pass, so
+`start_s` and `step_s` only bound the complete iteration (`SpeculativeModel`).
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ STEP_S = 0.7e-3
 """Host times of a synchronous engine in Python: vLLM 0.9, EAGLE for Llama-3.1-8B on an H100 (issue 20780).
 
 Mean accepted length x TPOT is 9.2 ms with 2 draft tokens and grows by 0.73 ms per token, of which the devices
-need 0.60 ms; what is left of it without draft tokens is 0.5 ms more than a decode.
+need 0.60 ms; extrapolated to no draft tokens it is 0.5 ms more than a decode.
 """
 
 
 class Draft(Protocol):
-    """A way to draft tokens, by what it stores beside the target, on the fullest of its devices."""
+    """A way to draft tokens, with its additional memory on the most loaded device."""
 
     @property
     def pass_tokens(self) -> int:
-        """Rows that a sequence has in the target's pass beside its next token and the draft tokens."""
+        """Rows of a sequence in the target's pass in addition to its next token and the draft tokens."""
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
         """Raises ValueError if the target and its layout cannot have this draft."""
@@ -83,19 +83,19 @@ class Draft(Protocol):
         """Returns the bytes of weights that the target does not have."""
 
     def kv_bytes_per_token(self, target: ModelSpec, layout: ParallelLayout) -> float:
-        """Returns the bytes of KV per token of a sequence, beside the target's."""
+        """Returns the bytes of KV per token of a sequence, in addition to the target's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InTarget(Checked):
-    """A draft that stores nothing beside the target and adds no row to its pass."""
+    """A draft without additional memory and without rows in the target's pass."""
 
     @property
     def pass_tokens(self) -> int:
         return 0
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
-        """Raises no error: it can draft for every target."""
+        """Raises no error, because it supports every target."""
 
     def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
         return 0.0
@@ -106,32 +106,34 @@ class InTarget(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stepwise(InTarget):
-    """A draft that makes one token after the other, each by a pass of its own on the target's devices."""
+    """A draft that generates one token after the other, each with a separate pass on the target's devices."""
 
     cuda_graphs: bool = True
-    """Whether a step replays a CUDA graph; false: the host launches it kernel by kernel."""
+    """Whether a step replays a CUDA graph; False: the host launches it kernel by kernel."""
     start_s: Annotated[NonNegative, Unit("s")] = START_S
-    """Seconds between the end of the target's pass and the first step in which the devices wait."""
+    """Seconds for which the devices wait between the end of the target's pass and the first step."""
     step_s: Annotated[NonNegative, Unit("s")] = STEP_S
-    """CPU seconds to prepare a step, beside the launches of its kernels; steps take at least as long."""
+    """CPU seconds to prepare a step, in addition to its kernel launches; a step takes at least this time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDraft(Stepwise):
-    """A small model of the target's vocabulary, with weights and KV of its own."""
+    """A small model with the target's vocabulary and its own weights and KV."""
 
     model: ModelSpec
     tensor_parallel_size: PositiveInt | None = None
-    """Devices over which the draft is cut, the target's size or 1; None: the target's. 1: all compute it."""
+    """Number of devices over which the draft is sharded, the target's size or 1; None: the target's. 1: every
+    device computes all of it.
+    """
     computes_rejected: bool = True
-    """Whether its first step computes all rows of the pass, as in vLLM, or only the one that lacks its KV."""
+    """Whether its first step computes all rows of the pass, as in vLLM, or only the row without KV."""
 
     def cut(self, layout: ParallelLayout) -> int:
-        """Returns the number of devices over which the draft is cut."""
+        """Returns the number of devices over which the draft is sharded."""
         return self.tensor_parallel_size or layout.tensor_parallel_size
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
-        """Raises ValueError for another vocabulary, or for a size that no engine cuts the draft into."""
+        """Raises ValueError for a different vocabulary, or for a sharding that no engine supports."""
         if self.model.vocab_size != target.vocab_size:
             raise ValueError(
                 f"model={self.model.name}: has {self.model.vocab_size:,} tokens in its vocabulary, "
@@ -170,18 +172,18 @@ class LayerDraft(Stepwise):
     num_layers: PositiveInt = 1
     """Layers that run in a step."""
     num_modules: PositiveInt = 1
-    """Sets of layers with weights of their own, of which each step runs the next; 1: all run the same."""
+    """Number of separate sets of layers, used in turn by the steps; 1: all steps use the same set."""
     vocab_size: Annotated[PositiveInt | None, "null for the target's"] = None
-    """Tokens of its own LM head; None: it shares the target's."""
+    """Vocabulary size of its own LM head; None: it shares the target's."""
     intermediate_size: Annotated[PositiveInt | None, "null for the target's"] = None
     """Width of a dense MLP; None: the MLP of the target's last layer."""
     attention: Attention | None = None
-    """Attention of its layers; None: that of the target's last layer."""
+    """Attention of its layers; None: the same as the target's last layer."""
     weights: str | None = None
-    """Storage format of its matrices; None: mtp that of the target, the others the target's dtype."""
+    """Storage format of its matrices; None: for mtp the target's format, for others the target's dtype."""
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
-        """Raises ValueError if the width of the MLP is not known, or its heads cannot be divided."""
+        """Raises ValueError if the width of the MLP is unknown, or its heads cannot be divided."""
         if self.attention is not None:
             try:
                 self.layers(target).check_tensor_parallel_size(layout.tensor_parallel_size)
@@ -196,7 +198,7 @@ class LayerDraft(Stepwise):
             )
 
     def _like(self, target: ModelSpec) -> Block:
-        """Returns the target's layers that those of the draft are like: its MTP layer, else the last."""
+        """Returns the target's layers that the draft's layers copy: its MTP layer, else the last one."""
         if self.kind == "mtp" and target.mtp_block is not None:
             return target.mtp_block
         last = target.blocks[-1]
@@ -227,7 +229,7 @@ class LayerDraft(Stepwise):
         )
 
     def step_matrices(self, target: ModelSpec, ranks: Ranks) -> tuple[Matrix, ...]:
-        """Returns the matrices of a step beside those of its layers, on one rank."""
+        """Returns the matrices of a step other than those of its layers, on one rank."""
         hidden = target.hidden_size
         if self.kind == "eagle3":  # the first layer's queries, keys and values come from two hidden states
             qkv, *_ = self.layers(target).blocks[0].attention.matrices(hidden, ranks.tensor)
@@ -235,7 +237,7 @@ class LayerDraft(Stepwise):
         return (Matrix("draft_proj", 2 * hidden, hidden, role=Role.plain),)
 
     def pass_matrices(self, target: ModelSpec) -> tuple[Matrix, ...]:
-        """Returns the matrices that all rows of the pass go through before the first step."""
+        """Returns the matrices applied to all rows of the pass before the first step."""
         hidden = target.hidden_size
         return (Matrix("draft_proj", 3 * hidden, hidden, role=Role.plain),) if self.kind == "eagle3" else ()
 
@@ -260,16 +262,16 @@ class LayerDraft(Stepwise):
 class HeadDraft(InTarget):
     """Medusa: heads that predict the tokens after the next one from the last hidden state.
 
-    A head is num_layers residual layers, hidden to hidden, and an LM head of its own (Cai et al., 2024).
+    A head is num_layers residual layers, hidden to hidden, and a separate LM head (Cai et al., 2024).
     """
 
     num_heads: PositiveInt = 4
     num_layers: PositiveInt = 1
     start_s: Annotated[NonNegative, Unit("s")] = START_S
-    """Seconds between the end of the target's pass and the heads in which the devices wait."""
+    """Seconds for which the devices wait between the end of the target's pass and the heads."""
 
     def matrices(self, target: ModelSpec, ranks: Ranks) -> tuple[Matrix, ...]:
-        """Returns the matrices of all heads, on one rank; residual layers are not cut."""
+        """Returns the matrices of all heads, on one rank; residual layers are not sharded."""
         hidden, heads = target.hidden_size, self.num_heads
         vocabulary = share_of(target.vocab_size, ranks.tensor)
         return (
@@ -285,15 +287,15 @@ class HeadDraft(InTarget):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkipDraft(Stepwise):
-    """The target with num_layers of its layers as its own draft (self-speculative decoding, LayerSkip).
+    """num_layers of the target's layers as its draft (self-speculative decoding, LayerSkip).
 
-    Its KV is that of the kept layers, which the pass writes again.
+    It uses the KV of these layers, which the pass writes again.
     """
 
     num_layers: PositiveInt
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
-        """Raises ValueError if the target has no more layers than the draft keeps."""
+        """Raises ValueError if the target does not have more layers than the draft."""
         if self.num_layers >= target.num_layers:
             raise ValueError(
                 f"num_layers={self.num_layers}: must be < {target.num_layers}, the layers of {target.name}"
@@ -312,7 +314,7 @@ class SkipDraft(Stepwise):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostDraft(InTarget):
-    """A search of the host, for one sequence after the other, while the devices wait."""
+    """A search on the host, sequence by sequence, while the devices wait."""
 
     start_s: Annotated[NonNegative, Unit("s")] = 0.0
     """CPU seconds per iteration, for any number of sequences."""
@@ -326,17 +328,18 @@ class HostDraft(InTarget):
 class PassDraft(InTarget):
     """Guesses of later tokens that the target's own pass refines (lookahead decoding: Fu et al., 2024).
 
-    With a window of W and n-grams of N tokens, a pass has W (N - 1) rows per sequence beside the candidates,
-    which are its draft tokens.
+    With a window of W and n-grams of N tokens, a pass has W (N - 1) rows per sequence in addition to the
+    candidates, which are its draft tokens.
     """
 
     extra_tokens: PositiveInt
     columns: PositiveInt = 1
-    """W: rows from which a pass of its own samples tokens; in the pass that verifies, all are sampled."""
+    """W: number of rows sampled in a separate pass; in the verifying pass, all rows are sampled."""
     own_pass: bool = False
-    """Whether the rows are computed after the pass that verifies, in one of their own, as our engine does."""
+    """Whether the rows are computed in a separate pass after the verifying one, as in this project's engine.
+    """
     start_s: Annotated[NonNegative, Unit("s")] = 0.0
-    """Seconds after each pass in which the devices wait for the host, which keeps the pool of n-grams."""
+    """Seconds after each pass for which the devices wait while the host updates the pool of n-grams."""
 
     @classmethod
     def of_window(cls, window: int, ngram: int, own_pass: bool = False, start_s: float = 0.0) -> PassDraft:
@@ -344,7 +347,7 @@ class PassDraft(InTarget):
         return cls(extra_tokens=window * (ngram - 1), columns=window, own_pass=own_pass, start_s=start_s)
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
-        """Raises ValueError for a pass of its own in a pipeline."""
+        """Raises ValueError for a separate pass in a pipeline."""
         if self.own_pass and layout.pipeline_parallel_size > 1:
             raise ValueError(
                 f"own_pass=true: pipeline_parallel_size={layout.pipeline_parallel_size}: must be 1; set "
@@ -360,7 +363,7 @@ class PassDraft(InTarget):
 class SeveralDrafts(InTarget):
     """Small models of the target's vocabulary on the same devices, by name; all draft in every pass.
 
-    They draft in turn, each one branch of a token tree (SpecInfer: Miao et al., 2024).
+    They draft in turn, one branch of a token tree each (SpecInfer: Miao et al., 2024).
     """
 
     drafts: Annotated[Mapping[str, ModelDraft], MinLen(1)]
@@ -385,7 +388,7 @@ def _ranks(layout: ParallelLayout) -> Ranks:
 
 
 class Heads:
-    """Medusa's heads on the last hidden state of each sequence that drafts, all in one go.
+    """Medusa's heads on the last hidden state of each drafting sequence, all at once.
 
     site, whole: a rank of the target, and the target on one device.
     """
@@ -400,7 +403,7 @@ class Heads:
         launch_s: float,
         target: TargetScale | None = None,
     ) -> None:
-        """Takes the CPU seconds to launch a kernel; 0: a CUDA graph replays the heads."""
+        """Builds it. The CPU seconds to launch a kernel are 0 if a CUDA graph replays the heads."""
         self._made_of = draft, site, whole, start_s, launch_s
         self._target = target
         self._start_s = start_s
@@ -411,7 +414,7 @@ class Heads:
         self._launches_s = launch_s * sum(op.calls * op.kernels for op in self._operators)
 
     def scaled_by(self, target: TargetScale) -> Heads:
-        """Returns the same heads with prices that are scaled as the target's LM head."""
+        """Returns the same heads with prices scaled like the target's LM head."""
         draft, site, whole, start_s, launch_s = self._made_of
         return Heads(draft, site, whole, start_s=start_s, launch_s=launch_s, target=target)
 
@@ -421,7 +424,7 @@ class Heads:
         return self._start_s + larger(self._gpu_seconds(rows), self._launches(rows))
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component: all are of LM heads, but for the start."""
+        """Returns seconds per component: everything except the start belongs to LM heads."""
         parts: dict[str, Num] = dict.fromkeys(COMPONENTS, 0.0)
         gpu_s = self._gpu_seconds(self._rows(shape))
         waits_s = self.seconds(shape) - self._start_s - gpu_s
@@ -492,9 +495,7 @@ def _(draft: ModelDraft, replica: Replica, shape: DraftShape) -> Drafting:
     layout = _draft_layout(replica.layout, draft.model, draft.cut(replica.layout))
     model = _roofline(draft, replica, draft.model, layout)
     if not draft.computes_rejected and not shape.level_rows:
-        shape = shape._replace(
-            share=Fraction(0)
-        )  # of the draft tokens only the last accepted one lacks its KV
+        shape = shape._replace(share=Fraction(0))  # only the last accepted draft token lacks its KV
     return Steps(model, model, start_s=_shown(draft.start_s, replica), extra=1, shape=shape)
 
 
@@ -586,12 +587,12 @@ def _roofline(
 
 
 def _shown(host_s: float, replica: Replica) -> float:
-    """Returns the seconds of the host that devices can wait for: 0 with asynchronous scheduling."""
+    """Returns the host's seconds for which devices wait: 0 with asynchronous scheduling."""
     return 0.0 if replica.host.overlapped else host_s
 
 
 def _draft_layout(target: ParallelLayout, model: ModelSpec, tensor_parallel_size: int) -> ParallelLayout:
-    """Returns the layout of a draft: that of a stage, with dense layers on all of its devices."""
+    """Returns the layout of a draft: a stage's layout, with dense layers on all of its devices."""
     return replace(
         target,
         tensor_parallel_size=tensor_parallel_size,

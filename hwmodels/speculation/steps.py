@@ -1,10 +1,9 @@
-"""The parts of drafting after a pass: work of the host, and passes of models on the devices.
+"""The parts of drafting after a pass: host work, and passes of models on the devices.
 
-`Steps` are those of a draft, each over one row per sequence, as engines run them after sampling.
-
-One idea in more than 400 lines: the last part prices drafting on a device whose target is measured and whose
-draft is not. A component of a step of the draft, such as its matrix products, takes as many times the seconds
-of its roofline as that component of the target does with the same rows and contexts.
+`Steps` are the passes of a draft, each over one row per sequence, as engines run them after sampling. The
+last part of the module prices drafting on a device with measurements of the target but not of the draft. The
+roofline seconds of a draft step's component, such as its matrix products, are scaled by the target's ratio of
+measured to roofline seconds for that component, with the same rows and contexts.
 """
 
 from __future__ import annotations
@@ -26,22 +25,24 @@ from hwmodels.iterations.decodes import ByContext
 
 
 def drafts_of(shape: IterationShape) -> DraftWork:
-    """Returns the draft tokens of an iteration that has some."""
+    """Returns the draft tokens of an iteration with drafts."""
     assert shape.drafts is not None
     return shape.drafts
 
 
 class DraftShape(NamedTuple):
-    """The rows of a sequence in the steps of a draft, as far as they differ from those of a chain."""
+    """The rows of a sequence in the steps of a draft, if they differ from a chain's."""
 
     level_rows: tuple[int, ...] = ()
     """Nodes by level of a tree, from the first level on; (): a chain."""
     share: Fraction = Fraction(1)
-    """Share of the verified draft tokens in the first step of a draft with KV; 0: its rows are decodes."""
+    """Share of the verified draft tokens computed in the first step of a draft with KV; 0: its rows are
+    decodes.
+    """
 
     @classmethod
     def of_tree(cls, level_rows: tuple[int, ...]) -> DraftShape:
-        """Returns the shape of a tree: of its nodes only one per level can be accepted, and is computed."""
+        """Returns the shape of a tree: only one node per level can be accepted, and only it is computed."""
         return cls(level_rows, Fraction(len(level_rows), sum(level_rows)))
 
 
@@ -49,9 +50,10 @@ CHAIN = DraftShape()
 
 
 class EqualSteps:
-    """The seconds of steps after passes that differ in their contexts only.
+    """The seconds of steps after passes that differ only in their contexts.
 
-    num_later: steps after the first. ahead: context tokens that each of these has more than the pass.
+    num_later: number of steps after the first. ahead: additional context tokens of each of these compared
+    with the pass.
     """
 
     __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s", "few")
@@ -76,7 +78,7 @@ class EqualSteps:
         ]
 
     def many(self, contexts: NDArray[Any]) -> NDArray[np.float64]:
-        """Computes `each` for contexts that do not decrease, as an array."""
+        """Computes `each` for non-decreasing contexts, as an array."""
         times_s = self._first.many(contexts)
         times_s += self._start_s
         if self._num_later:
@@ -87,19 +89,19 @@ class EqualSteps:
 
 
 class Drafting(Protocol):
-    """Prices what a draft does after a pass. Results are numbers, or arrays with equal bits."""
+    """Prices the drafting after a pass. Results are numbers, or bit-identical arrays."""
 
     def scaled_by(self, target: TargetScale) -> Drafting:
         """Returns the same drafting on a device whose target is measured."""
 
     def seconds(self, shape: IterationShape) -> Any:
-        """Returns the seconds from the end of the pass to that of drafting."""
+        """Returns the seconds from the end of the pass to the end of drafting."""
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component (`COMPONENTS`); they sum to `seconds`."""
 
     def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators, each once; their seconds sum to `seconds`, shares are left 0."""
+        """Returns the operators, each once; their seconds sum to `seconds`; shares are 0."""
 
     def flops(self, shape: IterationShape) -> Num:
         """Returns the FLOPs of drafting."""
@@ -109,7 +111,7 @@ class Drafting(Protocol):
 
 
 class InPasses(ABC):
-    """Drafting by passes of models on the devices, one after the other, behind work of the host."""
+    """Drafting by consecutive passes of models on the devices, preceded by host work."""
 
     @abstractmethod
     def host_seconds(self, shape: IterationShape) -> Any:
@@ -117,7 +119,7 @@ class InPasses(ABC):
 
     @abstractmethod
     def passes(self, shape: IterationShape) -> Iterator[tuple[Any, StepModel, IterationShape]]:
-        """Yields how often a pass runs on the devices, the model that prices it, and its shape."""
+        """Yields the number of runs of a pass on the devices, the model that prices it, and its shape."""
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of the host and of all passes."""
@@ -136,7 +138,7 @@ class InPasses(ABC):
         return parts | {"host": parts["host"] + self.host_seconds(shape)}
 
     def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators, each once; their seconds sum to `seconds`, shares are left 0."""
+        """Returns the operators, each once; their seconds sum to `seconds`; shares are 0."""
         lines = [waiting(float(self.host_seconds(shape)))]
         for count, model, step in self.passes(shape):
             if count:
@@ -159,7 +161,7 @@ class InPasses(ABC):
 
 
 class OnHost(InPasses):
-    """Work of the host alone, such as a search; host_seconds: its seconds by the shape of the iteration."""
+    """Host-only work, such as a search; host_seconds: its seconds by the shape of the iteration."""
 
     def __init__(self, host_seconds: Callable[[IterationShape], Any]) -> None:
         self._host_seconds = host_seconds
@@ -209,9 +211,9 @@ class InTurn:
 class Steps(InPasses):
     """Sequential steps of a draft.
 
-    first, later: prices of the first step and of those after it. has_kv: the first one computes the rows and
-    the chunks of the target's pass, and `extra` rows more for each decoding sequence, even if no token is to
-    be drafted; else it has one row per sequence. shape: rows of a sequence in all of them.
+    first, later: prices of the first step and of later ones. has_kv: the first step computes the rows and the
+    chunks of the target's pass, plus `extra` rows per decoding sequence, even if no token is drafted; without
+    KV it has one row per sequence. shape: rows of a sequence in all steps.
     """
 
     def __init__(
@@ -229,7 +231,7 @@ class Steps(InPasses):
         self._is_plain = has_kv and shape == CHAIN
 
     def scaled_by(self, target: TargetScale) -> Steps:
-        """Returns the same steps with prices that are scaled as the target's."""
+        """Returns the same steps with prices scaled like the target's."""
         return Steps(
             RelativeStep(self._first, target),
             RelativeStep(self._later, target),
@@ -240,7 +242,7 @@ class Steps(InPasses):
         )
 
     def seconds(self, shape: IterationShape) -> Any:
-        """Returns the seconds from the end of the pass to that of the last step."""
+        """Returns the seconds from the end of the pass to the end of the last step."""
         if self._is_plain:
             decodes, context, _, chunks, *_, work, _ = shape
             tokens, pairs, seqs, steps, _ = cast("Any", work)
@@ -250,7 +252,7 @@ class Steps(InPasses):
         return super().seconds(shape)
 
     def _seconds_of_decodes(self, seqs: int, context: Any, tokens: int, pairs: Any, steps: int) -> Any:
-        """Computes `seconds` of decodes that all draft; takes half the time. Arrays: contexts and pairs."""
+        """Computes `seconds` if all decodes draft, in half the time. Contexts and pairs may be arrays."""
         if self._extra:
             tokens, pairs = tokens + self._extra * seqs, pairs + self._extra * (context + tokens + seqs)
         first_s = self._start_s + self._first.pass_seconds(seqs, context, tokens, pairs, seqs)
@@ -260,7 +262,7 @@ class Steps(InPasses):
         return first_s + (steps - 1) * later_s
 
     def equal_passes(self, num_seqs: int, rows: int, steps: int) -> EqualSteps | None:
-        """Returns the prices after passes of the same sequences; None: only `seconds` knows them."""
+        """Returns the prices after passes of the same sequences; None: only `seconds` can compute them."""
         if not (self._is_plain and rows and steps):
             return None
         tokens = num_seqs * (rows + self._extra)
@@ -280,13 +282,13 @@ class Steps(InPasses):
             yield count, self._later, self._to_later(shape, rows)
 
     def _counts(self, shape: IterationShape) -> tuple[Any, list[tuple[Any, int]]]:
-        """Returns the number of first steps, 0 or 1, and those of steps after it by rows of a sequence."""
+        """Returns the number of first steps (0 or 1), and the numbers of later steps by rows per sequence."""
         _, _, seqs, steps, _ = drafts_of(shape)
         some = smaller(seqs, 1)
         once = 1 if self._has_kv else some * smaller(steps, 1)
         if not self._shape.level_rows:
             return once, [(larger(steps - 1, 0) * some, 1)]
-        levels = enumerate(self._shape.level_rows[:-1], start=1)  # nothing follows the nodes of the last one
+        levels = enumerate(self._shape.level_rows[:-1], start=1)  # no step follows the nodes of the last one
         return once, [(smaller(larger(steps - level, 0), 1) * some, rows) for level, rows in levels]
 
     def _to_first(self, shape: IterationShape) -> IterationShape:
@@ -296,7 +298,7 @@ class Steps(InPasses):
             some = larger(seqs, 1)
             return IterationShape(some, drafting_context(shape), 0, 0, 0, 0, some)
         decodes, context = shape.decode_seqs, shape.decode_context_tokens
-        if not self._shape.share:  # each row is that of a decode, with its own look at the context
+        if not self._shape.share:  # each row is like a decode that reads the context separately
             rows = 1 + self._extra
             own = DraftWork(0, 0, 0, 0, 0)
             return IterationShape(rows * decodes, rows * context, *shape[2:6], seqs, None, own)
@@ -311,7 +313,7 @@ class Steps(InPasses):
         return IterationShape(*shape[:6], seqs, None, DraftWork(tokens, pairs, 0, 0, 0))
 
     def _to_later(self, shape: IterationShape, rows: int) -> IterationShape:
-        """Returns a step after the first one, with its rows of a sequence: that in their middle."""
+        """Returns the middle one of the later steps with this many rows per sequence."""
         drafts = drafts_of(shape)
         seqs = larger(drafts.seqs, 1)
         context = drafting_context(shape) + 0.5 * drafts.steps * seqs
@@ -322,11 +324,10 @@ class Steps(InPasses):
 
 
 class Windows(InPasses):
-    """Lookahead decoding whose window is refined in a pass of its own, after the one that verifies.
+    """Lookahead decoding whose window is refined in a separate pass after the verifying one.
 
-    It is a pass of the target over the newest token of each sequence that drafts and its window's rows.
-
-    guesses: rows of a window. columns: those of them from which tokens are sampled. start_s: seconds in which
+    It is a pass of the target over the newest token and the window's rows of each drafting sequence. guesses:
+    rows of a window. columns: the number of them from which tokens are sampled. start_s: seconds for which
     the devices wait for the host after each pass.
     """
 
@@ -335,7 +336,7 @@ class Windows(InPasses):
         self._guesses, self._columns, self._start_s = guesses, columns, start_s
 
     def scaled_by(self, target: TargetScale) -> Windows:
-        """Returns the same passes with prices that are scaled as the target's."""
+        """Returns the same passes with prices scaled like the target's."""
         step = RelativeStep(self._target, target)
         return Windows(step, guesses=self._guesses, columns=self._columns, start_s=self._start_s)
 
@@ -347,7 +348,7 @@ class Windows(InPasses):
         yield smaller(seqs, 1) * smaller(steps, 1), self._target, self._pass(shape)
 
     def _pass(self, shape: IterationShape) -> IterationShape:
-        """Returns the pass of all sequences that draft, of at least one."""
+        """Returns the pass of all drafting sequences, at least one."""
         seqs, context = larger(drafts_of(shape).seqs, 1), drafting_context(shape)
         guesses = self._guesses
         pairs = guesses * context + (guesses * (guesses + 1) // 2) * seqs
@@ -356,7 +357,7 @@ class Windows(InPasses):
 
 
 def drafting_context(shape: IterationShape) -> Any:
-    """Returns the KV tokens of the sequences that draft: decodes first, then those of completed prompts."""
+    """Returns the KV tokens of the drafting sequences: decodes first, then completed prompts."""
     decodes, context, chunks, _, _, prefill_context, *_ = shape
     seqs = drafts_of(shape).seqs
     of_decodes = context * smaller(seqs, decodes) / larger(decodes, 1)
@@ -374,7 +375,7 @@ def _times(times: float, line: Explained) -> Explained:
 
 
 def merged(lines: Iterable[Explained]) -> list[Explained]:
-    """Returns one line per operator, with the sums of those of the same name."""
+    """Returns one line per operator name, with sums."""
     sums: dict[str, Explained] = {}
     for line in lines:
         old = sums.get(line.operator)
@@ -392,7 +393,7 @@ def merged(lines: Iterable[Explained]) -> list[Explained]:
 
 
 def waiting(seconds: float) -> Explained:
-    """Returns the line of the seconds in which devices wait for the host."""
+    """Returns the line of the devices' waiting time for the host."""
     return Explained("host and launches", "host", seconds, 0.0, "host", 0.0, 0.0, 0.0)
 
 
@@ -403,16 +404,16 @@ Breakdown = Callable[[IterationShape], Mapping[str, Num]]
 
 
 class TargetScale:
-    """Measured over modelled seconds of a target, by component."""
+    """Ratio of measured to modelled seconds of a target, by component."""
 
     def __init__(self, measured: Breakdown, modelled: Breakdown) -> None:
         self._measured = measured
         self._modelled = modelled
 
     def scaled(self, parts: dict[str, Num], shape: IterationShape) -> dict[str, Num]:
-        """Returns the seconds per component of a draft, scaled as the target in an iteration of this shape.
+        """Returns the seconds per component of a draft, scaled like the target in an iteration of this shape.
 
-        A component that the target's model counts as 0 s is scaled as all its operators together.
+        A component with 0 s in the target's model is scaled like all its operators together.
         """
         measured, modelled = self._measured(shape), self._modelled(shape)
         names = [name for name in parts if name not in NOT_OPERATORS]
@@ -422,16 +423,19 @@ class TargetScale:
 
 
 class StepModel(Protocol):
-    """Prices steps of a draft: a `Roofline`, or one that is scaled by the target's measured times."""
+    """Prices steps of a draft: a `Roofline`, or one scaled by the target's measured times."""
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of a step."""
 
     def pass_seconds(self, num_seqs: int, context_tokens: Any, tokens: int, pairs: Any, rows: int, /) -> Any:
-        """Returns the seconds of decodes with further rows; see `Roofline.pass_seconds`."""
+        """Returns the seconds of decodes with additional rows; see `Roofline.pass_seconds`."""
 
     def equal_passes(self, num_seqs: int, tokens: int, rows: int, most_pairs: float, /) -> ByContext | None:
-        """Returns the prices of passes that differ in contexts only; None: only `seconds` knows them."""
+        """Returns the prices of passes that differ only in contexts.
+
+        None: only `seconds` can compute them.
+        """
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; they sum to `seconds`."""
@@ -447,7 +451,7 @@ class StepModel(Protocol):
 
 
 class RelativeStep:
-    """Prices steps as another model does, each scaled as the target in an iteration of the same shape."""
+    """Prices steps like another model, each scaled like the target in an iteration of the same shape."""
 
     def __init__(self, step: StepModel, target: TargetScale) -> None:
         self._step = step
@@ -458,12 +462,12 @@ class RelativeStep:
         return sum(self.breakdown(shape).values())
 
     def pass_seconds(self, num_seqs: int, context: Any, tokens: int, pairs: Any, sampled: int) -> Any:
-        """Returns the seconds of decodes with further rows; see `Roofline.pass_seconds`."""
+        """Returns the seconds of decodes with additional rows; see `Roofline.pass_seconds`."""
         drafts = DraftWork(tokens, pairs, 0, 0, 0)
         return self.seconds(IterationShape(num_seqs, context, 0, 0, 0, 0, sampled, None, drafts))
 
     def equal_passes(self, num_seqs: int, tokens: int, sampled: int, most_pairs: float) -> None:
-        """Returns None: only `seconds` knows the prices."""
+        """Returns None: only `seconds` can compute the prices."""
         return
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
@@ -471,7 +475,7 @@ class RelativeStep:
         return self._target.scaled(self._step.breakdown(shape), shape)
 
     def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators of a step; their seconds sum to `seconds`, in the roofline's shares."""
+        """Returns the operators of a step; their seconds sum to `seconds`, in the roofline's proportions."""
         lines = self._step.explain(shape)
         scale = float(self.seconds(shape)) / max(sum(line.seconds for line in lines), 1e-12)
         return [line._replace(seconds=scale * line.seconds) for line in lines]
@@ -491,12 +495,12 @@ def _ratio(measured: Any, modelled: Any, otherwise: Any) -> Any:
 
 
 OTHERS = "others"
-"""Key of the host time of all proposers that have none of their own."""
+"""Key of the host time of all proposers without their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftHost(Checked):
-    """Seconds that an engine's process spends on drafts in an iteration, beside those of `HostOverhead`.
+    """Seconds that an engine's process spends on drafts in an iteration, in addition to `HostOverhead`.
 
     iteration_s + sequence_s x sequences + token_s x draft tokens that are verified
     + kilotoken_s x 1,000 tokens of context of the sequences for which it drafts
@@ -518,5 +522,5 @@ class DraftHost(Checked):
 
 
 def draft_host_of(hosts: Mapping[str, DraftHost], method: str) -> DraftHost | None:
-    """Returns the host time of a proposer, or that of all others; None: neither is known."""
+    """Returns the host time of a proposer, or of all others; None: neither is known."""
     return hosts.get(method) or hosts.get(OTHERS)

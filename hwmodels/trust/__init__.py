@@ -1,4 +1,4 @@
-"""Expected errors of simulated figures, and where they were measured."""
+"""Expected errors of simulated metrics, and their measurements."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ COLUMNS = (
     "basis_groups",
 )
 OLD_COLUMNS = COLUMNS[:-1]
-"""Columns of a table of plain percentiles, each of which rests on its own groups."""
+"""Columns of a table of plain percentiles, each based on its own groups."""
 RATIO = "throughput ratio"
-"""Ratio of the throughputs of two configurations of one model, GPU and engine, in place of one throughput."""
+"""Ratio of the throughputs of two configurations of one model, GPU and engine, instead of one throughput."""
 HELD_BACK = "TTFT p99 held back"
-"""TTFT p99 of runs in which requests waited for a sequence slot or KV memory; TTFT p99 has all others.
+"""TTFT p99 of runs in which requests waited for a sequence slot or KV memory; TTFT p99 covers all others.
 
 Whether more than 1 % of the requests wait depends on the seed and a few percent of load, and so does the p99.
 """
 
 LORA = "throughput kept with LoRA"
-"""Share of the speed of a run without adapters that one with adapters has."""
+"""Speed of a run with adapters, relative to a run without adapters."""
 
 TRAFFIC = {
     "closed": ("TTFT", "TPOT", "E2E", "throughput", RATIO),
@@ -44,8 +44,9 @@ TRAFFIC = {
     "burst": ("TTFT", "TPOT", "E2E", "throughput", "TTFT p99"),
     "lora": (LORA,),
 }
-"""Kind of traffic -> its figures. closed: a fixed number of clients; open: arrivals at a rate; burst: all
-requests together; lora: pairs of runs with and without LoRA adapters."""
+"""Kind of traffic -> its metrics. closed: a fixed number of clients; open: arrivals at a rate; burst: all
+requests together; lora: pairs of runs with and without LoRA adapters.
+"""
 
 ARCHITECTURES = ("dense", "moe")
 ALL_GPUS = ALL_ENGINES = "*"
@@ -57,16 +58,15 @@ class Level(Enum):
     measured = "measured"
     """The GPU's own operators were measured."""
     relative = "relative"
-    """Another GPU's were, and the data sheet scaled them, as for a GPU that was never measured."""
+    """Another GPU's operators were measured and scaled by the data sheet, as for an unmeasured GPU."""
 
 
 class ExpectedError(NamedTuple):
-    """Absolute percentage errors of one figure on one kind of runs that was never compared: a new group.
+    """Absolute percentage errors of one metric for a new group: a kind of run that was never compared.
 
-    `windtunnel score --update-trust` writes the table of them. Every error is of rows that were left out when
-    the host times of the engine profiles were fitted, so it holds no measured value.
-
-    The rows that are closest to a simulated run are found by its GPU, engine and kind of model.
+    `windtunnel score --update-trust` writes the table of them. Every error comes from rows that were held out
+    when the host times of the engine profiles were fitted, so it contains no measured value. The rows closest
+    to a simulated run are found by its GPU, engine and kind of model.
     """
 
     traffic: str
@@ -81,17 +81,17 @@ class ExpectedError(NamedTuple):
     rows: int
     """Number of measured configurations."""
     groups: int
-    """Number of groups of them: a model on a GPU with one engine profile, from one source."""
+    """Number of their groups: a model on a GPU with one engine profile, from one source."""
     median_percent: float
-    """Error that half of the rows of a new group do not exceed."""
+    """Median error of the rows of a new group."""
     p90_percent: float
-    """Error that nine in ten rows of a new group do not exceed."""
+    """p90 error of the rows of a new group."""
     basis_groups: int = 0
     """Number of groups whose band was widened to these errors, if `groups` are too few; 0: `groups`."""
 
     @property
     def is_widened(self) -> bool:
-        """True if the errors are those of more groups than the row's own."""
+        """True if the errors come from more groups than the row's own."""
         return self.basis_groups > self.groups
 
 
@@ -180,7 +180,7 @@ def _number(given: dict[str, str], column: str, where: str, *, least: int) -> fl
 
 
 LEAST_ROWS = 5
-"""Number of measured rows below which a GPU has no figure of its own, unless more groups widened it."""
+"""Minimum number of measured rows for a GPU's own values, unless they were widened by more groups."""
 
 
 class Place(NamedTuple):
@@ -195,10 +195,10 @@ class Place(NamedTuple):
 def errors_at(
     table: Iterable[ExpectedError], place: Place, traffic: str, least_rows: int = LEAST_ROWS
 ) -> dict[str, ExpectedError]:
-    """Returns the rows of a kind of traffic by figure, each the closest one to the place that there is.
+    """Returns the rows of a kind of traffic by metric, each the closest available row to the place.
 
-    Closest are those of the engine on the GPU, then of the engine on all GPUs, then of all engines. Empty if
-    no engine was compared on this kind of model and traffic. A GPU of level `relative` has no own rows.
+    The closest are rows of the engine on the GPU, then of the engine on all GPUs, then of all engines. Empty
+    if no engine was compared on this kind of model and traffic. A GPU of level `relative` has no own rows.
     """
     own = [
         row

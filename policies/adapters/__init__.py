@@ -1,4 +1,4 @@
-"""LoRA adapter policies: they decide which adapters an engine has on its GPU (`serving`)."""
+"""LoRA adapter policies: they decide which adapters are on an engine's GPU (`serving`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AdapterServing(Checked):
     max_cpu_loras: Annotated[PositiveInt | None, "null for all"] = None
     """Maximum number of adapters in host memory; None: all served adapters."""
     prefetch: Annotated[NonNegativeInt, Unit("adapters"), "0 loads none in advance"] = 0
-    """Maximum number of adapters that are loaded into free space for requests in the queue."""
+    """Maximum number of adapters prefetched into free space for requests in the queue."""
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -38,7 +38,7 @@ class AdapterServing(Checked):
         return 0, 0
 
     def fitted(self, ranks: Iterable[int]) -> Self:
-        """Returns the settings for adapters of these ranks; only those that follow from the ranks change."""
+        """Returns the settings for adapters of these ranks; only settings that depend on the ranks change."""
         return self
 
     @abstractmethod
@@ -48,7 +48,7 @@ class AdapterServing(Checked):
 
 
 def residents_of(serving: AdapterServing, registry: Registry, pool: BlockPool) -> Residents:
-    """Returns the `Residents` of an engine. Raises WrongDecisionError if a policy makes something else."""
+    """Returns the `Residents` of an engine. Raises WrongDecisionError if a policy creates anything else."""
     residents: object = serving.residents(registry, pool)
     if not isinstance(residents, Residents):
         rule = "must return a policies.adapters.serving.Residents"

@@ -3,13 +3,14 @@
 This is the adapter exchange scheduling of Predibase's LoRAX (2023). Only requests of active adapters are
 batched. The next adapter is loaded while the others are served. An adapter that has been active for
 `cycle_time_s` stops accepting new requests as soon as other adapters wait, and moves to the end of the queue
-of adapters. Its running requests go on, so its slot stays in use: with fewer active adapters than slots, the
-next adapter need not wait for them. Example with 2 active adapters, 3 slots, and requests for a, b, c, d, e:
+of adapters. Its running requests continue, so its slot stays in use. With fewer active adapters than slots,
+the next adapter need not wait for them. Example with 2 active adapters, 3 slots, and requests for a, b, c, d,
+e:
 
     a b active  ->  b c active, a drains  ->  c d active, b drains  ->  ...
 
-So every adapter is served again after a bounded time: if n adapters always have requests and m are active,
-each is active again after n / m cycles plus the time until running requests have ended.
+Every adapter is therefore served again after a bounded time: if n adapters always have requests and m are
+active, each is active again after n / m cycles plus the time until running requests have ended.
 Memory pressure: none. Horizon: the plan repeats until an event, or until the next exchange.
 """
 
@@ -30,7 +31,7 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange(FixedSlots):
-    """Settings of adapter exchange; the slots are those of vLLM."""
+    """Settings of adapter exchange; slots work as in vLLM."""
 
     max_active_adapters: int = 6
     """Maximum number of active adapters, which accept new requests; the other slots are for draining ones."""
@@ -86,7 +87,10 @@ class ExchangeResidents(SlotResidents):
             self._pending[name] = None
 
     def leave_queue(self, seq: SequenceView) -> None:
-        """Counts a sequence that has left the queue; without any others its adapter is no longer pending."""
+        """Counts a sequence that has left the queue.
+
+        If it was the adapter's last, the adapter is not pending.
+        """
         super().leave_queue(seq)
         name = seq.request.adapter
         if name is not None and name not in self._waiting:
@@ -109,7 +113,7 @@ class ExchangeResidents(SlotResidents):
             self._active[name] = now + self._cycle_time_s
             if not is_resident:
                 self._load(name)
-        if self._num_leaving(now):  # one that has left just now is waiting, too
+        if self._num_leaving(now):  # an adapter that was just deactivated is also waiting
             step.hold(1)
         if self._pending and self._active:
             until_s = min(self._active.values())
@@ -118,7 +122,7 @@ class ExchangeResidents(SlotResidents):
                 step.wait_until(until_s)
 
     def _num_leaving(self, now: float) -> int:
-        """Counts the adapters that are replaced: their time is over, and more wait than can be added."""
+        """Counts the adapters to replace: their time is over, and more adapters wait than can be added."""
         num_over = sum(until_s <= now for until_s in self._active.values())
         num_free = self._max_active - len(self._active)
         return max(0, min(num_over, len(self._pending) - num_free))

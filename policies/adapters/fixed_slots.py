@@ -1,10 +1,10 @@
 """Fixed slots for adapters, as in vLLM: `max_loras` slots of rank `max_lora_rank`.
 
 For the kernels see Chen et al., "Punica: Multi-Tenant LoRA Serving", MLSys 2024. A batch mixes the adapters
-that are in the slots. The memory of the slots is reserved when the engine starts. An adapter of a smaller
-rank is padded to the slot's rank, and the kernels also read and compute the padding. A request that waits for
-a slot is skipped, as in vLLM: later requests are admitted before it if their adapter is resident, or if they
-need none.
+in the slots. The memory of the slots is reserved when the engine starts. An adapter of a smaller rank is
+padded to the slot's rank, and the kernels also read and compute the padding. A request that waits for a slot
+is skipped, as in vLLM: later requests are admitted before it if their adapter is resident, or if they need
+none.
 Memory pressure: none, as slots are not part of KV memory. Horizon: the plan repeats until an event.
 """
 
@@ -33,8 +33,9 @@ class FixedSlots(AdapterServing):
     max_lora_rank: Annotated[
         int | None, OneOf(MAX_RANKS), "as in vLLM", "null for the smallest that fits"
     ] = None
-    """Maximum rank of an adapter, and the rank of every slot, which the kernels compute whole; None: the
-    smallest of vLLM's that the served adapters fit, or vLLM's default of 16 if none are known."""
+    """Maximum rank of an adapter, and the rank of every slot, which the kernels compute completely; None: the
+    smallest of vLLM's ranks that fits the served adapters, or vLLM's default of 16 if no adapters are known.
+    """
     pinned: tuple[str, ...] = ()
     """Adapters that are loaded first and are never evicted."""
 
@@ -57,7 +58,7 @@ class FixedSlots(AdapterServing):
         return self.max_loras, self.max_lora_rank or DEFAULT_RANK
 
     def fitted(self, ranks: Iterable[int]) -> Self:
-        """Returns the settings with slots of the smallest rank that these adapters fit, if it was not set."""
+        """Returns the settings with slots of the smallest rank that fits these adapters, if none was set."""
         highest = max(ranks, default=DEFAULT_RANK)
         if self.max_lora_rank is not None:
             return self
@@ -122,7 +123,7 @@ class SlotResidents(Residents):
         return self._slots.get(name)
 
     def open_adapters(self) -> Collection[str | None] | None:
-        """Returns the adapters with a slot, while each slot is in use."""
+        """Returns the adapters with a slot if all slots are in use."""
         return None if self._idle or self._free_slots else (None, *self._slots)
 
     def _is_pinned(self, name: str) -> bool:

@@ -1,13 +1,13 @@
 """One adapter at a time, merged into the weights: the baseline without kernels for several adapters.
 
 With merged weights the forward pass costs no more than without an adapter (Hu et al., "LoRA", ICLR 2022,
-section 4). But requests for other adapters wait until the running ones have ended, and a switch reads and
-writes all weights twice (to remove the old adapter and to add the new one) after the new adapter has been
+section 4). However, requests for other adapters wait until the running ones have ended, and a switch reads
+and writes all weights twice (to remove the old adapter and to add the new one) after the new adapter has been
 loaded. When no request waits for the current adapter, or after max_serve_s, the engine switches to the next
-adapter that waiting requests need; one that it leaves while requests wait for it goes behind all others.
-It also switches if nothing runs and the policies start no request of the current adapter, such as one that
-scheduling=s3 does not consider yet. Requests without an adapter need the base weights.
-Memory pressure: none. Horizon: the plan repeats until an event, or until max_serve_s is over.
+adapter that waiting requests need. If requests still wait for the replaced adapter, it goes behind all
+others. The engine also switches if nothing runs and the policies start no request of the current adapter, for
+example because scheduling=s3 does not consider it yet. Requests without an adapter need the unmodified base
+weights. Memory pressure: none. Horizon: the plan repeats until an event, or until max_serve_s is over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 PLAIN = ""
-"""Name that stands for the base weights without an adapter."""
+"""Name of the base weights without an adapter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +64,7 @@ class MergedResidents(Residents):
         self._current = PLAIN
         self._until_s = inf  # time in seconds after which it accepts no new requests
         self._is_closing = False  # whether it accepts no new requests
-        self._in_vain: set[str] = (
-            set()
-        )  # adapters of which nothing was started since the last start or arrival
+        self._in_vain: set[str] = set()  # adapters without a started request since the last start or arrival
         self._resident.add(PLAIN)
         self._idle[PLAIN] = None
 
@@ -84,7 +82,7 @@ class MergedResidents(Residents):
     def _update_closing(self) -> None:
         """Stops admissions for the current adapter as soon as only other adapters have waiting requests.
 
-        Called at every change of the queue, so that it does not depend on the time of the next step.
+        Is called at every change of the queue, so the result does not depend on the time of the next step.
         """
         if all(name == self._current for name in self._waiting):
             self._is_closing = False
@@ -124,7 +122,7 @@ class MergedResidents(Residents):
             self._switch_to(other)
 
     def _switch_to(self, name: str) -> None:
-        """Loads another adapter; if requests wait for the current one, it goes behind all others."""
+        """Loads another adapter; if requests wait for the current one, that one goes behind all others."""
         if self._current in self._waiting:
             self._waiting[self._current] = self._waiting.pop(self._current)
         self._load(name)

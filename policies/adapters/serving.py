@@ -1,9 +1,9 @@
-"""The LoRA adapters of an engine: those that it serves, and those on its GPU.
+"""The LoRA adapters of an engine: the served ones, and the ones on its GPU.
 
     disk -> host memory -> loading -> in use <-> idle -> evicted
 
-An eviction copies nothing, because adapters do not change and are still on disk or in host memory.
-No sequence is preempted for an adapter, and an adapter in use is never evicted. Adapters may be in KV memory.
+An eviction copies no data, because adapters do not change and are still on disk or in host memory. No
+sequence is preempted for an adapter, and an adapter in use is never evicted. Adapters may be in KV memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Registry:
             self.add(adapter)
 
     def add(self, adapter: Adapter) -> None:
-        """Adds an adapter. Raises ValueError as the class does."""
+        """Adds an adapter. Raises the same ValueErrors as the class."""
         if adapter.name in self._adapters:
             raise ValueError(f"adapters: the name {adapter.name} occurs twice; give each its own name")
         if adapter.base_model not in (None, self.base_model):
@@ -99,7 +99,7 @@ class AdapterCounts:
     __slots__ = ("loaded_bytes", "num_evicted", "num_hits", "num_loads", "num_loads_from_disk", "num_starts")
 
     def __init__(self) -> None:
-        self.num_starts = 0  # admissions of sequences with an adapter, also again after a preemption
+        self.num_starts = 0  # admissions of sequences with an adapter, including those after a preemption
         self.num_hits = 0  # admissions with a resident adapter
         self.num_loads = 0
         self.num_loads_from_disk = 0
@@ -112,7 +112,7 @@ class Residents:
 
     The calls for a sequence, with or without an adapter, are in this order:
         check                    at its arrival: its adapter must be served
-        join_queue, leave_queue  it joins the queue, or leaves it without having run
+        join_queue, leave_queue it joins the queue, or leaves it without having run
         may_start, num_missing   whether it may be admitted, and the KV blocks that its adapter would take
         must_wait, start         it is admitted, and possibly waits for its adapter to be loaded
         loaded                   an adapter has been loaded: sequences that wait for it continue
@@ -135,7 +135,9 @@ class Residents:
         self.num_blocks = 0
         """Number of KV blocks that adapters occupy."""
         self.has_changed = False
-        """Whether adapters were loaded or evicted since the last plan; the next one holds for one step."""
+        """Whether adapters were loaded or evicted since the last plan; if so, the next plan holds for one
+        step.
+        """
         self._by_uses = eviction == "lfu"
         self._max_host = max_host  # None: all adapters
         self._num_prefetched = num_prefetched
@@ -144,7 +146,7 @@ class Residents:
         self._resident: set[str] = set()
         self._loading: dict[str, list[Sequence]] = {}  # being loaded, with the sequences that wait for it
         self._host: dict[str, None] = {}  # in host memory, the least recently loaded first
-        self._waiting: dict[str, int] = {}  # queued sequences by adapter, in the order of the first of each
+        self._waiting: dict[str, int] = {}  # queued sequences by adapter, ordered by the first one
         self._uses: Counter[str] = Counter()
         self._loads: list[AdapterLoad] = []
         self._puts: list[tuple[str, int | None]] = []
@@ -168,7 +170,7 @@ class Residents:
         return None
 
     def serve(self, adapter: Adapter) -> None:
-        """Serves one more adapter from now on. Raises ValueError if its name is not new."""
+        """Serves one more adapter from now on. Raises ValueError if its name is already in use."""
         self.registry.add(adapter)
 
     def check(self, name: str | None) -> int:
@@ -201,7 +203,7 @@ class Residents:
             self._prefetch(view)
 
     def give_way(self) -> None:
-        """Loads another adapter, if that lets sequences start, after a step in which nothing could run."""
+        """Loads another adapter after a step in which nothing could run, if sequences can then start."""
 
     def may_start(self, seq: SequenceView) -> bool:
         """Returns whether a waiting sequence's adapter is resident, or could be loaded."""
@@ -209,9 +211,10 @@ class Residents:
         return name is None or self.is_resident(name) or self._fits_evicting(name)
 
     def open_adapters(self) -> Collection[str | None] | None:
-        """Returns the adapters of which `may_start` can be true now; None: any, also none at all.
+        """Returns the adapters for which `may_start` can be true now; None: any adapter, or no adapter.
 
-        `None` in the collection stands for sequences without an adapter. A queue then need not be searched.
+        `None` in the collection stands for sequences without an adapter. With this result a queue need not be
+        searched.
         """
         return None
 
@@ -233,7 +236,7 @@ class Residents:
         return name is not None and name not in self._resident
 
     def start(self, seq: Sequence) -> None:
-        """Counts an admitted sequence as a user of its adapter, which is loaded if necessary."""
+        """Counts an admitted sequence as a user of its adapter, and loads the adapter if necessary."""
         self.leave_queue(seq)
         name = self._key(seq)
         if name is None:
@@ -250,7 +253,7 @@ class Residents:
         self._loading[name].append(seq)
 
     def stop(self, seq: Sequence) -> None:
-        """Counts a sequence that has ended or was preempted as no longer a user of its adapter."""
+        """Removes a sequence that has ended or was preempted from the users of its adapter."""
         name = self._key(seq)
         if name is None:
             return
@@ -276,7 +279,7 @@ class Residents:
         return waiters
 
     def evict_until(self, is_enough: Callable[[], bool], keep: str | None = None) -> bool:
-        """Evicts unused adapters from KV memory until is_enough() is true, and returns whether it is.
+        """Evicts unused adapters from KV memory until is_enough() is true; returns whether it is.
 
         keep: an adapter that is not evicted.
         """
@@ -346,7 +349,7 @@ class Residents:
         return False
 
     def _padded_rank(self, name: str) -> int:
-        """Returns the rank with which kernels compute an adapter."""
+        """Returns the rank at which kernels compute an adapter."""
         return self.registry.find(name).rank
 
     def _fits(self, name: str) -> bool:
@@ -369,11 +372,14 @@ class Residents:
         """Frees the memory of an adapter."""
 
     def _victim(self, keep: str | None = None) -> str | None:
-        """Returns the unused adapter to evict, preferably one without waiting requests; None: none."""
+        """Returns the unused adapter to evict, preferably one without waiting requests.
+
+        None if there is none.
+        """
         idle = [name for name in self._idle if name != keep]
         not_waited_for = [name for name in idle if name not in self._waiting]
         candidates: Iterator[str] = iter(not_waited_for or idle)
-        if self._by_uses:  # ties go to the first: the least recently used
+        if self._by_uses:  # ties go to the first, which is the least recently used
             return min(candidates, key=self._uses.__getitem__, default=None)
         return next(candidates, None)
 
@@ -412,7 +418,10 @@ class Residents:
         return "disk"
 
     def _prefetch(self, view: StepView) -> None:
-        """Loads adapters of waiting requests in order of arrival; evicts only adapters that none wait for."""
+        """Loads adapters of waiting requests in order of arrival.
+
+        Evicts only adapters without waiting requests.
+        """
         wanted = islice((name for name in self._waiting if name not in self._resident), self._num_prefetched)
         for name in [name for name in wanted if name not in self._loading]:
             while not self._fits_prefetched(name, view):

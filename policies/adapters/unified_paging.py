@@ -70,10 +70,10 @@ class PagedResidents(Residents):
         return self._num_blocks_of[name] <= self._pool.num_free
 
     def _fits_prefetched(self, name: str, view: StepView) -> bool:
-        """Returns whether there are free blocks besides those for the next tokens of running sequences.
+        """Returns whether there are free blocks beyond those for the next tokens of running sequences.
 
-        An adapter being loaded cannot be evicted. If sequences were preempted because of it, they would be
-        admitted again after the load, and be preempted by the next prefetch.
+        An adapter being loaded cannot be evicted. Sequences preempted because of it would be admitted again
+        after the load, and preempted by the next prefetch.
         """
         wanted = sum(max(seq.width, view.num_blocks_missing(seq)) for seq in view.running)
         return self._num_blocks_of[name] + wanted <= self._pool.num_free

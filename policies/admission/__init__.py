@@ -11,10 +11,10 @@ from policies.routing import ReplicaView
 
 
 class Refusal(NamedTuple):
-    """The reason of a refusal, and the time of a retry: HTTP status 429 or 503 with Retry-After."""
+    """The reason for a refusal, and the time of a retry: HTTP status 429 or 503 with Retry-After."""
 
     reason: str
-    """Reason, a fixed text without numbers of the moment, because reports count refusals by it."""
+    """Reason, a fixed text without current numbers, because reports count refusals by it."""
     retry_after_s: float | None = None
     """Retry-After in seconds; None: unknown; inf: a retry will never be admitted, as with HTTP status 400."""
 
@@ -31,7 +31,7 @@ class Admission(Protocol):
 
     A policy that reads signals or caches of replicas declares this as a router does: reads_signals,
     reads_caches (`policies.routing.ReplicaView`). A fleet may have hundreds of replicas: for sums over all of
-    them a policy keeps counts of its own (`policies.admission.queue_bound.Outstanding`).
+    them a policy keeps its own counts (`policies.admission.queue_bound.Outstanding`).
     """
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
@@ -41,7 +41,7 @@ class Admission(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionTraits:
-    """Members that an admission policy may have beside `refusal`: see `Admission`."""
+    """Optional members of an admission policy next to `refusal`: see `Admission`."""
 
     reads_signals: bool = False
     reads_caches: bool = False

@@ -1,11 +1,10 @@
 """Deadline-feasible: refuses a request at once if its estimated first token would miss its deadline.
 
-    estimated TTFT = (queued prompt tokens / replicas + this prompt's) / rate of a replica, times safety
-
-The rate is measured as in `policies.routing.slo_aware.TtftEstimates`, but for the fleet as a whole: it
-assumes that the router spreads the queue evenly. Mooncake (2024) calls this early rejection.
-While no request waits for its first token, every request is admitted whatever its estimate: otherwise a rate
-that was measured under another load could never be corrected.
+estimated TTFT = (queued prompt tokens / replicas + this prompt's) / rate of a replica, times safety The
+rate is measured as in `policies.routing.slo_aware.TtftEstimates`, but for the whole fleet, assuming that
+the router spreads the queue evenly. Mooncake (2024) calls this early rejection. While no request waits
+for its first token, every request is admitted regardless of its estimate: otherwise a rate measured under
+a different load could never be corrected.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from policies.routing.slo_aware import TtftEstimates
 from policies.scheduling.deadlines import TimesByPriority, by_priority
 
 FLEET = 0
-"""The only index of the estimates, as there is one rate for all replicas."""
+"""The only index of the estimates, because there is one rate for all replicas."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,12 +31,11 @@ class DeadlineFeasible(Checked):
     """Refuses requests that would miss their deadline. Reads only the number of replicas."""
 
     ttft_s: TimesByPriority = (1.0,)
-    """TTFT targets in seconds for priority 0, 1, ...; the last one is for all higher numbers as well.
-
-    They apply to requests without deadline_s.
+    """TTFT targets in seconds for priority 0, 1, ...; the last one applies to all higher numbers. They apply
+    to requests without deadline_s.
     """
     tpot_s: Annotated[NonNegative, Unit("s")] = 0.0
-    """Time per output token in seconds that is reserved before a request's deadline_s for its max_tokens."""
+    """Time in seconds per output token (max_tokens of the request) reserved before its deadline_s."""
     initial_tokens_per_s: Positive = 10_000.0
     """Prefill rate of a replica in tokens per second, until one is measured."""
     safety: Positive = 1.0

@@ -19,7 +19,7 @@ from policies.routing import ReplicaView
 
 @dataclass(slots=True)
 class Outstanding:
-    """Counts of requests that were admitted and have not ended; the quantities of `ReplicaView`, summed."""
+    """Counts of admitted requests that have not ended; the quantities of `ReplicaView`, summed."""
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -41,7 +41,7 @@ class Outstanding:
         self.num_queued_tokens -= request.prompt.num_tokens
 
     def end(self, request: Request) -> None:
-        """Removes a request that has ended, perhaps before its first token."""
+        """Removes a request that has ended, possibly before its first token."""
         self.num_requests -= 1
         self.num_tokens -= request.prompt.num_tokens
         if request.request_id in self._queued:
@@ -53,17 +53,16 @@ COUNTS = {
     "tokens": ("num_tokens", "num_outstanding_tokens"),
     "queued_tokens": ("num_queued_tokens", "num_queued_tokens"),
 }
-"""Allowed values of `count`; each with the attribute of `Outstanding` and that of `ReplicaView`."""
+"""Allowed values of `count`, each with its attributes in `Outstanding` and `ReplicaView`."""
 
 
 @dataclass(kw_only=True, slots=True)
 class QueueBound(Checked):
     """Refuses requests while the outstanding load has reached the bound.
 
-    Tokens may exceed the bound by at most one prompt; the only request of a service is always admitted.
-
-    With per=replica, one replica below the bound is enough. The check starts at the last replica that was
-    below the bound, so all replicas are checked only while all have reached it.
+    Tokens may exceed the bound by at most one prompt; a request to an idle service is always admitted. With
+    per=replica, one replica below the bound is enough. The check starts at the last replica found below the
+    bound, so all replicas are checked only if all have reached it.
     """
 
     max_outstanding: PositiveInt = 256
@@ -73,7 +72,7 @@ class QueueBound(Checked):
     per: Annotated[str, OneOf(("replica", "fleet"))] = "replica"
     """Scope of the bound: replica, or fleet (all replicas together)."""
     retry_after_s: Annotated[NonNegative | None, Unit("s"), "null for none"] = None
-    """Retry-After in seconds that clients get; null: none is sent."""
+    """Retry-After in seconds sent to clients; null: none."""
     _outstanding: Outstanding = field(init=False, default_factory=Outstanding, repr=False, compare=False)
     _position: int = field(init=False, default=0, repr=False, compare=False)  # of that last replica
 

@@ -1,12 +1,12 @@
-"""Saturation: requests that may be shed are refused while the fleet is saturated.
+"""Saturation: sheddable requests are refused while the fleet is saturated.
 
 As in the endpoint picker of the Gateway API Inference Extension and of llm-d without flow control
 (llm-d-inference-scheduler v0.8.0, `saturationdetector/utilization` and `requestcontrol/admission.go`):
 
     saturation = mean over replicas of max(queue / max_queue, used share of KV memory / max_kv_share)
 
-At 1 or more, a request of an importance below zero is refused. Here smaller priorities are served first, as
-in vLLM, so these are the requests with a priority above `max_kept_priority`.
+At 1 or more, requests with an importance below zero are refused. Here smaller priorities are served first, as
+in vLLM, so requests with a priority above `max_kept_priority` are refused.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from policies.routing import ReplicaView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saturation(Checked):
-    """Refuses requests that may be shed while the fleet is saturated. Reads signals of all replicas.
+    """Refuses sheddable requests while the fleet is saturated. Reads signals of all replicas.
 
-    Queue and memory are as the engines report them, without a correction for requests sent since then.
+    Queue and memory are taken as reported by the engines, without a correction for requests sent since then.
     """
 
     max_queue: Annotated[PositiveInt, Unit("requests")] = 5
-    """Waiting requests of a replica at which it is saturated."""
+    """Number of waiting requests at which a replica is saturated."""
     max_kv_share: Annotated[float, Gt(0), Le(1)] = 0.8
-    """Used share of a replica's KV memory at which it is saturated."""
+    """Used share of KV memory at which a replica is saturated."""
     max_kept_priority: int | None = 0
-    """Requests with a larger priority, which are served last, are refused; null: all requests are."""
+    """Requests with a larger priority (served last) are refused; null: all requests are refused."""
     retry_after_s: Annotated[NonNegative | None, Unit("s"), "null for none"] = None
-    """Retry-After in seconds that clients get; null: none is sent."""
+    """Retry-After in seconds sent to clients; null: none."""
 
     reads_signals: ClassVar[bool] = True
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Refuses a request that may be shed if the saturation is 1 or more."""
+        """Refuses a sheddable request if the saturation is 1 or more."""
         is_kept = self.max_kept_priority is not None and request.priority <= self.max_kept_priority
         if is_kept or self.saturation(replicas) < 1:
             return None

@@ -2,18 +2,18 @@
 
 The outstanding load is limited in requests and in prompt tokens. Below the limits every request is admitted.
 Beyond them, the limits are divided by progressive filling: the dominant share of each tenant (the larger of
-its shares of the two limits) divided by its weight rises equally for all tenants, for each up to its
-outstanding load, until a limit is reached. A request is admitted if its tenant's load including it would be
+its shares of the two limits) divided by its weight rises equally for all tenants, each up to its outstanding
+load, until a limit is reached. A request is admitted if its tenant's load, including the request, would be
 filled completely. With a single limit this is weighted max-min fairness:
 
     limit 12, equal weights    A has 9, B 3           A is refused; B is admitted until it has 6
                                A has 6, B 6           both are refused
                                A has 9, B 2, C 1      B leaves 10: A is refused, C is admitted until it has 5
 
-So a tenant within its share, which is its weight divided by the weights of all tenants with outstanding
-requests, is never refused because of others, and may also use what they leave. Requests that were admitted
-beyond a share are not ended when other tenants return, so the outstanding load can exceed the limits until
-they finish.
+A tenant's share is its weight divided by the weights of all tenants with outstanding requests. A tenant
+within its share is never refused because of others, and may also use the capacity that they leave. Requests
+admitted beyond a share are not aborted when other tenants return, so the outstanding load can exceed the
+limits until they finish.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Use(NamedTuple):
 class TenantQuotas(Checked):
     """Fair quotas per tenant. Reads only the number of replicas.
 
-    Beyond the limits, a decision costs time in proportion to the tenants with outstanding requests.
+    Beyond the limits, the time of a decision is proportional to the number of tenants with outstanding
+    requests.
     """
 
     max_outstanding: Annotated[PositiveInt, "or no request would be admitted"] = 256
@@ -57,12 +58,15 @@ class TenantQuotas(Checked):
     tenant_weights: dict[str, Positive] = field(default_factory=dict)
     """Weights of the tenants' shares; 1 for tenants without an entry."""
     retry_after_s: Annotated[NonNegative | None, Unit("s"), "null for none"] = None
-    """Retry-After in seconds that clients get; null: none is sent."""
+    """Retry-After in seconds sent to clients; null: none."""
     _uses: dict[str, Use] = field(init=False, default_factory=dict, repr=False, compare=False)
     _total: Use = field(init=False, default=Use(), repr=False, compare=False)
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Refuses if the limits and the tenant's share are exceeded; the only request is always admitted."""
+        """Refuses if the limits and the tenant's share are exceeded.
+
+        A request to an idle service is always admitted.
+        """
         limits = self._limits(len(replicas))
         own = Use(1, request.prompt.num_tokens)
         total = self._total.plus(own)
@@ -87,12 +91,12 @@ class TenantQuotas(Checked):
             del self._uses[request.tenant]
 
     def _limits(self, num_replicas: int) -> tuple[float, float]:
-        """Returns the limits of (requests, tokens) for all replicas together."""
+        """Returns the limits of (requests, tokens) for all replicas in total."""
         num_tokens = inf if self.max_outstanding_tokens is None else self.max_outstanding_tokens
         return self.max_outstanding * num_replicas, num_tokens * num_replicas
 
     def _is_within_share(self, tenant: str, use: Use, limits: tuple[float, float]) -> bool:
-        """Returns whether a tenant with this use would be filled completely before a limit is reached."""
+        """Returns whether a tenant's load would be filled completely before a limit is reached."""
         level = self._level(tenant, use, limits)
         filled = list(map(float, use))
         for other, others_use in self._uses.items():

@@ -20,12 +20,12 @@ from policies.core.request import Request
 from policies.routing import ReplicaView
 
 NUM_SWEPT = 2
-"""Number of buckets checked per request, to delete those that are full again."""
+"""Number of buckets checked per request, to delete full ones."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TokenBucket(Checked):
-    """Rate limit. Reads no replica; a refused request takes nothing out of its bucket."""
+    """Rate limit. Reads no replica; a refused request consumes nothing."""
 
     rate_per_s: Annotated[Positive, Unit("per second")] = 10.0
     """Requests or tokens per second."""
@@ -40,7 +40,7 @@ class TokenBucket(Checked):
     )  # level, time in seconds; full buckets may be missing
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Takes the cost of the request out of its bucket; refuses if there is not enough."""
+        """Takes the request's cost out of its bucket; refuses the request if the level is too low."""
         self._sweep(now)
         tenant = request.tenant if self.per == "tenant" else ""
         cost = 1 if self.count == "requests" else _num_tokens(request)
@@ -62,7 +62,7 @@ class TokenBucket(Checked):
     def _wait_s(self, tenant: str, cost: float, now: float) -> float:
         """Returns the seconds until the bucket's level is enough, if there are no other requests.
 
-        The time is rounded up, so that a request at that time is admitted.
+        The time is rounded up, so a request at that time is admitted.
         """
         wait_s = (cost - self._level(tenant, now)) / self.rate_per_s
         while self._level(tenant, now + wait_s) < cost:

@@ -22,16 +22,16 @@ class Batching(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchingTraits:
-    """Members that a batching policy may have beside `fill`: declarations, and settings that others read."""
+    """Optional members of a batching policy next to `fill`: declarations, and settings that others read."""
 
     supports_mixed_role: bool = True
-    """Whether it can serve requests from arrival to end; False: it is for prefill or decode replicas only."""
+    """Whether it can serve requests from arrival to end; False: it suits only prefill or decode replicas."""
     serves_alone: bool = True
-    """The old name of supports_mixed_role, which is read for one more version."""
+    """The old name of supports_mixed_role, still accepted for one version."""
     until_last: bool = False
     """Whether the outputs of a batch are complete together, with its last member."""
     max_num_batched_tokens: int | None = None
-    """Maximum tokens of an iteration; None: it has no limit of its own, and so for the others."""
+    """Maximum tokens per iteration; None: the policy sets no limit. The same applies to the members below."""
     max_num_scheduled_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_batch_prefill_tokens: int | None = None
@@ -43,7 +43,7 @@ class BatchingTraits:
     n_parallel: int | None = None
     """Maximum sequences of a batch, by the name of this limit in llama.cpp."""
     num_ranks: int | None = None
-    """Attention groups for which prompts wait; None: they wait for none."""
+    """Attention groups for which prompts wait; None: prompts do not wait for groups."""
 
 
 @runtime_checkable
@@ -57,15 +57,16 @@ class DecodesUnasked(Protocol):
     def max_unasked_decodes(self) -> int:
         """Maximum number of sequences for which the engine skips the call of `fill` while all of them decode.
 
-        The policy promises that `fill` would give each of them its next token and would repeat this without a
-        limit (`decode_all`, `repeat`). If the scheduling policy has `before_step`, `fill` is always called. A
-        subclass with methods of its own, or a wrapper, must declare the number again (see `declares_itself`).
+        The policy promises that `fill` would schedule the next token of each of them and would repeat this
+        without a limit (`decode_all`, `repeat`). If the scheduling policy has `before_step`, `fill` is always
+        called. A subclass with additional methods, or a wrapper, must declare the number again (see
+        `declares_itself`).
         """
         ...
 
 
 def max_unasked_of(batching: Batching) -> int:
-    """Returns the policy's max_unasked_decodes, or 0 without a declaration that applies to its `fill`.
+    """Returns the policy's max_unasked_decodes; 0 if no declaration applies to its `fill`.
 
     Raises ValueError if the declared value is not a whole number >= 0.
     """
@@ -91,10 +92,10 @@ def declares_itself(batching: object, name: str = "max_unasked_decodes") -> bool
 
 
 def supports_mixed_role(policy: object) -> bool:
-    """Returns whether a policy can serve requests from arrival to end, so in a pool of role mixed.
+    """Returns whether a policy can serve requests from arrival to end, in a pool of role mixed.
 
-    A policy for one role only declares `supports_mixed_role = False`; its old name `serves_alone` is also
-    read, for one more version.
+    A policy for a single role declares `supports_mixed_role = False`; the old name `serves_alone` is still
+    accepted for one version.
     """
     traits = traits_of(policy, BatchingTraits)
     return bool(traits.supports_mixed_role and traits.serves_alone)
@@ -105,12 +106,12 @@ LIMITS = (
     "max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_active_seqs", "batch_size", "n_parallel",
     "n_batch", "max_batch_prefill_tokens", "max_batch_total_tokens",
 )  # fmt: skip
-"""Settings of batching policies of which each rank has a share."""
+"""Settings of batching policies that are divided among the ranks."""
 
 
 @runtime_checkable
 class DividesLimits(Protocol):
-    """A batching policy that makes the policy of a rank itself; others have a share of `LIMITS`."""
+    """A batching policy that creates the ranks' policies itself; other policies divide `LIMITS`."""
 
     def of_rank(self, size: int) -> Batching:
         """Returns a new policy for each of `size` ranks."""
@@ -126,7 +127,7 @@ class DataParallel(Checked):
 
 
 def of_rank(batching: Batching, size: int) -> Batching:
-    """Returns the policy of one of `size` ranks: a copy that has its share of the limits."""
+    """Returns the policy of one of `size` ranks: a copy with its share of the limits."""
     if isinstance(batching, DividesLimits):
         return batching.of_rank(size)
     own = deepcopy(batching)

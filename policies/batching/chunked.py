@@ -4,20 +4,20 @@ This is the default of vLLM v1, which follows Sarathi-Serve's stall-free batchin
 running sequences come first, then waiting ones in order; each prompt gets a chunk of at most the remaining
 budget. Sarathi-Serve itself is this policy with a small budget: batching=sarathi.
 With long_prefill_token_threshold several prompts can be in prefill at the same time, and running sequences
-are served in the order of their admission, decodes and prefills mixed, as in vLLM. Without it, only the
-last running sequence can be in prefill, unless the end of a prompt is kept together for a proposer.
-vLLM v0's max_num_partial_prefills, which v1 accepts at its default only, is a policy of its own:
-batching=partial_prefills. So is its prefill_schedule_interval: batching=paced_prefills.
+are served in the order of their admission, decodes and prefills mixed, as in vLLM. Without it, only the last
+running sequence can be in prefill, unless the end of a prompt is kept together for a proposer. Two settings
+are separate policies: vLLM v0's max_num_partial_prefills, which v1 accepts only at its default
+(batching=partial_prefills), and prefill_schedule_interval (batching=paced_prefills).
 Memory pressure: the sequence of largest rank is preempted and recomputed later; a step that preempts admits
 no sequence. A request is admitted only if there are blocks for its whole prompt, or, with
-scheduler_reserve_full_isl=false, for its first chunk: more requests run at once, and more are preempted.
-Horizon: the plan repeats until something changes. Decodes go on, a prompt that used up the budget does so
-again, and a sequence that could not be admitted (no slot, no block, no budget) cannot be admitted until a
-sequence ends. There is one exception: a prompt that is limited by the threshold leaves some of the budget,
-and the blocks that it computes may become prefix cache hits of a waiting request, which then fits. While a
-sequence waits for blocks next to such a prompt, every iteration is decided anew. So it is with
-scheduler_reserve_full_isl=false while a sequence with a cached prefix waits for blocks: once the prefix is
-evicted, the first chunk alone may fit.
+scheduler_reserve_full_isl=false, for its first chunk. In that case more requests run at once, and more are
+preempted. Horizon: the plan repeats until something changes. Decodes continue, a prompt that used up the
+budget does so again, and a sequence that could not be admitted (no slot, no block, no budget) cannot be
+admitted until a sequence ends. There is one exception: a prompt that is limited by the threshold leaves some
+of the budget, and the blocks that it computes may become prefix cache hits of a waiting request, which then
+fits. While a sequence waits for blocks next to such a prompt, every iteration is decided again. The same
+applies with scheduler_reserve_full_isl=false while a sequence with a cached prefix waits for blocks: once the
+prefix is evicted, the first chunk alone may fit.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Chunked(Checked):
     max_num_batched_tokens: PositiveInt = 8192
     """Maximum number of tokens in one iteration."""
     enable_chunked_prefill: bool = True
-    """Whether prompts are split into chunks; if False, only those that exceed the whole budget."""
+    """Whether prompts are split into chunks; if False, only prompts that exceed the whole budget are split.
+    """
     long_prefill_token_threshold: NonNegativeInt = 0
     """Maximum tokens of one prompt in one iteration while the engine has other requests; 0: no limit."""
     long_prefill_token_threshold_adaptive: bool = False
     """Whether the limit is raised to max_num_batched_tokens / (requests in the engine), if that is more."""
     max_num_scheduled_tokens: int | None = None
-    """Maximum tokens that are scheduled in one iteration, if fewer than max_num_batched_tokens.
-
-    The others are left to tokens that the model adds. None: max_num_batched_tokens.
+    """Maximum tokens scheduled in one iteration, if fewer than max_num_batched_tokens. The rest of the budget
+    is for tokens that the model adds. None: max_num_batched_tokens.
     """
     max_num_active_seqs: Annotated[PositiveInt | None, "null for max_num_seqs"] = None
     """Maximum running sequences, if fewer than the engine's max_num_seqs; None: max_num_seqs."""
@@ -79,7 +79,7 @@ class Chunked(Checked):
 
     @property
     def _mixes_prefills(self) -> bool:
-        """True if a sequence may decode that was admitted after one in prefill."""
+        """True if a sequence may decode although it was admitted after one in prefill."""
         return self.long_prefill_token_threshold > 0
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The workers of a disaggregated deployment: one computes prompts only, the other decodes only."""
+"""The workers of a disaggregated deployment: one only computes prompts, the other only decodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefillOnly(Checked):
-    """Computes whole prompts; a sequence that has its first token is paused.
+    """Computes whole prompts; a sequence with its first token is paused.
 
     Prefills only: the prefill worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, 2024).
 
@@ -21,8 +21,8 @@ class PrefillOnly(Checked):
     exceeds the whole budget is split. An iteration that completes a prompt also produces its first token.
     From then on the sequence is paused: it keeps its slot and its KV until the caller has transferred the KV
     to a decode worker and ends the sequence here (`EngineCore.abort`). Outputs of one token end without a
-    transfer. Without a decode worker longer outputs never end, so an engine cannot serve requests with this
-    policy alone.
+    transfer. Without a decode worker, longer outputs never end, so an engine with this policy cannot serve
+    requests alone.
     Memory pressure: a prompt is admitted only if all of it fits, so sequences are preempted only for the rest
     of a split prompt. Paused sequences occupy KV memory, so slow transfers of KV delay the prefills.
     Horizon: the plan repeats until something changes. With nothing to compute the engine waits for an
@@ -36,7 +36,7 @@ class PrefillOnly(Checked):
     """Maximum number of tokens in one iteration."""
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Pauses sequences that have their first token, then computes prompts."""
+        """Pauses sequences with a first token, then computes prompts."""
         for seq in view.decoding:
             step.pause(seq)
         step.budget(self.max_num_batched_tokens)
@@ -58,10 +58,10 @@ class DecodeOnly(Checked):
     2024).
 
     A request is admitted when the KV of all its known tokens except at most one is available without
-    computation: transferred from a prefill worker, in host memory, or in a prefix cache. Other requests wait
-    for their KV, and later requests may be admitted before them. The one token that may be missing is
-    computed here. Sequences that this worker itself has preempted by recomputation have no KV anywhere; they
-    are recomputed in chunks, with the budget that the decodes leave.
+    computation: transferred from a prefill worker, in host memory, or in a prefix cache. The missing token is
+    computed here. Other requests wait for their KV, and later requests may be admitted before them. Sequences
+    that this worker preempted by recomputation have no KV anywhere; they are recomputed in chunks, with the
+    budget left by the decodes.
     Memory pressure: the sequence of largest rank is preempted; preemption_mode=swap avoids the recomputation.
     Horizon: the plan repeats until something changes. With nothing to compute the engine waits for an
     external event, such as an arrival or the end of a transfer.

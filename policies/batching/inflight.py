@@ -1,27 +1,27 @@
 """In-flight batching as in TensorRT-LLM: a capacity scheduler admits requests, a budget limits iterations.
 
 Decodes come first, then prompts in prefill, then new ones. With enable_chunked_context a prompt that exceeds
-the remaining budget gets a chunk of whole KV blocks, and what the rounding leaves goes to later prompts that
-fit it whole; without it, the prompt waits until all of it fits, and no later request overtakes it. A prompt
-that exceeds the whole budget is split in any case (TensorRT-LLM refuses it). The rules are those of
-TensorRT-LLM's scheduler; docs/policies.md has each of them with its source, and what has no counterpart.
-capacity_scheduler_policy:
+the remaining budget gets a chunk of whole KV blocks, and the remainder of the rounding goes to later prompts
+that fit into it completely. Without it, the prompt waits until all of it fits, and no later request overtakes
+it. A prompt that exceeds the whole budget is always split (TensorRT-LLM refuses it). The rules follow
+TensorRT-LLM's scheduler; docs/policies.md lists each rule with its source, and the features without a
+counterpart. capacity_scheduler_policy:
 - guaranteed_no_evict (TensorRT-LLM's default): a request is admitted only if the free blocks suffice for all
   requests even with the longest possible outputs (the client's max_tokens, else the model's context). No
-  sequence is ever preempted. If requests have no max_tokens, few of them run at a time.
+  sequence is ever preempted. If requests have no max_tokens, few of them run at once.
 - static_batch: the same, but prompts are only computed while no sequence decodes.
-- max_utilization: a request is admitted if its prompt fits now, beside the rest of split prompts. When KV
+- max_utilization: a request is admitted if its prompt fits now, in addition to the rest of split prompts.
+When KV
   memory runs out, the sequence of largest rank is preempted ("paused") and recomputed later.
-context_chunking_policy: first_come_first_served, or equal_progress: prompts that do not all fit get a block
-each, in turn, until the budget is used up.
-Prefixes (enable_prefix_aware_scheduling): a prompt with a prefix that this iteration computes for another
-waits for the next, in which it finds it in the cache; later prompts overtake it.
-Batch waiting (off by default): while sequences decode, prompts that could run wait until decodes and their
-chunks together have batch_wait_max_tokens_ratio of the budget, or for batch_wait_timeout_iters iterations.
-Prompts then run in fewer and larger iterations, and each waits longer for its first token. With
-batch_wait_min_prompts, that number of prompts ends the wait, too: TensorRT-LLM's
-attention_dp_config.enable_balance waits for a prompt on each rank of attention data parallelism, so that all
-ranks compute prompts in the same iteration.
+context_chunking_policy: first_come_first_served, or equal_progress: prompts that do not all fit get one block
+each in turn until the budget is used up.
+Prefixes (enable_prefix_aware_scheduling): if this iteration computes a prompt's prefix for another prompt,
+the prompt waits for the next iteration, in which it has a cache hit; later prompts overtake it.
+Batch waiting (off by default): while sequences decode, prompts that could run wait until decodes and prompt
+chunks together fill batch_wait_max_tokens_ratio of the budget, or for batch_wait_timeout_iters iterations.
+Prompts then run in fewer and larger iterations, at the cost of a longer TTFT. With batch_wait_min_prompts,
+that number of prompts also ends the wait: TensorRT-LLM's attention_dp_config.enable_balance waits for a
+prompt on each rank of attention data parallelism, so that all ranks compute prompts in the same iteration.
 Horizon: the plan repeats until something changes, or until batch waiting ends. A split prompt gets chunks of
 the same size until the rest fits: for (remaining tokens of the prompt - remaining budget) / chunk size
 iterations, rounded up; one iteration if a prompt waits for budget.
@@ -56,15 +56,17 @@ class InFlight(Checked):
     context_chunking_policy: Annotated[str, OneOf(CONTEXT_CHUNKING_POLICIES)] = "first_come_first_served"
     """Order of prompts that do not all fit the budget: first_come_first_served or equal_progress."""
     enable_prefix_aware_scheduling: bool = True
-    """Whether a prompt waits for the prefix that the same iteration computes for another."""
+    """Whether a prompt waits for a prefix that the same iteration computes for another prompt."""
     batch_wait_timeout_iters: NonNegativeInt = 0
-    """Maximum number of decode iterations that prompts wait for others; 0: they do not wait."""
+    """Maximum number of decode iterations for which prompts wait for others; 0: they do not wait."""
     batch_wait_min_prompts: NonNegativeInt = 0
-    """Waiting prompts that end the wait, such as one per rank of attention data parallelism; 0: no number."""
+    """Number of waiting prompts that ends the wait, such as one per rank of attention data parallelism; 0:
+    unused.
+    """
     batch_wait_max_tokens_ratio: Share = 0.0
-    """Share of the budget that decodes and prompts must have to end the wait; 0: prompts do not wait."""
+    """Share of the budget that decodes and prompts must fill to end the wait; 0: prompts do not wait."""
     _wait: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """since: the iteration from which the current wait counts; count: iterations of an interrupted one."""
+    """since: the iteration from which the current wait counts; count: iterations of an interrupted wait."""
 
     @property
     def max_unasked_decodes(self) -> int:
@@ -80,9 +82,9 @@ class InFlight(Checked):
         return self.enable_chunked_context and self.context_chunking_policy == EQUAL_PROGRESS
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Gives the budget to decodes, prompts in prefill and new ones, if the capacity policy allows."""
+        """Schedules decodes, prompts in prefill and new prompts, as the capacity policy allows."""
         step.budget(self.max_num_batched_tokens)
-        most = step.tokens_left  # of a prompt that has an iteration to itself; drafting may need a part
+        most = step.tokens_left  # for a prompt alone in its iteration; drafting may need a part
         if not self._reserves:
             _keep_rests(view, step)
         num_free = _num_unreserved(view) if self._reserves and view.num_waiting else 0
@@ -125,7 +127,7 @@ class InFlight(Checked):
         num_rest: int,
         most: int,
     ) -> int:
-        """Admits waiting sequences as the capacity policy allows; returns num_rest with what they add.
+        """Admits waiting sequences as the capacity policy allows; returns num_rest plus their blocks.
 
         num_free: blocks that no running sequence will need. num_rest: blocks for the rest of split prompts.
         """
@@ -155,15 +157,15 @@ class InFlight(Checked):
                 continue
             if not self.enable_chunked_context:
                 if any(num_left <= limit < seq.num_uncomputed for limit in (step.tokens_left, most)):
-                    step.hold(1)  # the prefix may be evicted from the cache, so that the prompt is split
+                    step.hold(1)  # the prefix may be evicted from the cache, so the prompt is split
                 break
             if num_tokens or step.tokens_left < 1:
                 if num_tokens and self._takes_turns:
-                    step.hold(1)  # without memory its share may be 0 in the next step, and the cause another
+                    step.hold(1)  # without memory its share may be 0 in the next step, with another cause
                 break
             num_skipped += 1
             num_kept += num_blocks or self._num_blocks(seq, view)
-            step.hold(1)  # a later prompt may find a prefix and fit then
+            step.hold(1)  # a later prompt may find a prefix and then fit
         return num_rest
 
     def _num_blocks(self, seq: SequenceView, view: StepView) -> int:
@@ -185,7 +187,7 @@ class InFlight(Checked):
     ) -> int:
         """Returns how many of a prompt's num_left remaining tokens are computed in this step.
 
-        may_split: whether it has begun or exceeds the whole budget, so that it is split in any case.
+        may_split: whether it has begun or exceeds the whole budget, so it is split anyway.
         """
         num_tokens = step.tokens_left
         if self._takes_turns:
@@ -202,7 +204,7 @@ class InFlight(Checked):
         return share or (0 if step.num_tokens else num_tokens)
 
     def _chunk(self, num_left: int, num_tokens: int, block_size: int, *, may_split: bool) -> int:
-        """Returns the chunk of a prompt that gets up to num_tokens of its num_left remaining tokens."""
+        """Returns the chunk size of a prompt that gets up to num_tokens of its num_left remaining tokens."""
         if num_left <= num_tokens:
             return num_left
         return num_tokens // block_size * block_size if self.enable_chunked_context or may_split else 0
@@ -245,16 +247,16 @@ class InFlight(Checked):
         return shares
 
     def _iterations_to_wait(self, view: StepView, step: StepBuilder, num_tokens: int) -> int:
-        """Returns for how many iterations, this one with its decodes included, prompts wait for others.
+        """Returns the number of iterations, including this one, for which prompts wait for others.
 
-        num_tokens: those of the prompts that could run now. If there are none, the wait is interrupted.
+        num_tokens: tokens of the prompts that could run now. If there are none, the wait is interrupted.
         """
         since = self._wait.pop("since", None)
         if since is not None:
             self._wait["count"] = view.num_iterations - since
         if not (num_tokens and step.num_tokens):
             if not self.batch_wait_max_tokens_ratio:
-                self._wait.clear()  # the wait for other ranks begins anew
+                self._wait.clear()  # the wait for other ranks restarts
             return 0
         count = self._wait.pop("count", 0)
         if count >= self.batch_wait_timeout_iters or self._enough(view, step.num_tokens + num_tokens):
@@ -268,7 +270,7 @@ class InFlight(Checked):
         return self.batch_wait_timeout_iters - count
 
     def _enough(self, view: StepView, num_tokens: int) -> bool:
-        """Returns whether there are as many prompts, or tokens in an iteration, as end the wait."""
+        """Returns whether there are enough prompts, or tokens in an iteration, to end the wait."""
         if 0 < self.batch_wait_min_prompts <= view.num_prompts:
             return True
         return 0 < self.batch_wait_max_tokens_ratio * self.max_num_batched_tokens <= num_tokens
@@ -294,7 +296,7 @@ def _equal_shares(lengths: dict[int, int], num_tokens: int, block_size: int) -> 
 
 
 def _keep_rests(view: StepView, step: StepBuilder) -> None:
-    """Preempts until the decodes of this step fit beside the rest of split prompts, which is theirs."""
+    """Preempts until this step's decodes fit, without the blocks reserved for the rest of split prompts."""
     while prefilling := view.prefilling:
         num_free = view.num_free_blocks - sum(map(view.num_blocks_missing, prefilling))
         if view.num_decoding <= num_free or sum(map(view.needs_block, view.decoding)) <= num_free:
@@ -303,14 +305,14 @@ def _keep_rests(view: StepView, step: StepBuilder) -> None:
 
 
 def _hold_while_free(view: StepView, step: StepBuilder, num_blocks: int) -> None:
-    """Limits the promise to iterations after which num_blocks are still free, as far as that is certain."""
+    """Limits the promise to iterations after which num_blocks are certain to be free."""
     num_growing = max(1, view.num_decoding)
     num_spare = view.num_free_blocks - num_blocks
     step.hold(max(1, num_spare // num_growing) if view.max_tokens_per_pass == 1 else 1)
 
 
 def _num_unreserved(view: StepView) -> int:
-    """Returns the number of free blocks that are left if all running sequences reach their maximum length."""
+    """Returns the number of free blocks if all running sequences reach their maximum length."""
     return view.num_free_blocks - sum(
         max(0, _num_blocks_at_end(seq, view) - view.num_blocks_held(seq)) for seq in view.running
     )
@@ -319,7 +321,7 @@ def _num_unreserved(view: StepView) -> int:
 def _num_blocks_at_end(seq: SequenceView, view: StepView) -> int:
     """Returns the number of blocks that are reserved for a sequence: for prompt and longest output.
 
-    This is a block more than it needs if its last token, which has no KV, would be the first of a block.
+    This is one block too many if its last token, which has no KV, would be the first of a block.
     """
     return min(-(-seq.max_num_tokens // view.block_size), view.num_blocks)
 

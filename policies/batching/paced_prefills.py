@@ -1,17 +1,17 @@
-"""Chunked prefill that computes prompts only every few iterations: vLLM's prefill_schedule_interval.
+"""Chunked prefill with prompts only every few iterations: vLLM's prefill_schedule_interval.
 
-While a sequence decodes, prompts start and continue only in iterations with a number that is a multiple of
-prefill_schedule_interval; the iterations between them only decode, and admit requests that the cache lacks
-one token of. If requests still wait after an iteration with prompts, the engine is saturated, and prompts are
+While a sequence decodes, prompts start and continue only in iterations whose number is a multiple of
+prefill_schedule_interval. The other iterations only decode, and admit requests with all tokens but one in the
+cache. If requests still wait after an iteration with prompts, the engine is saturated, and prompts are
 computed in every iteration until the queue is empty. vLLM 0.32 has this for data parallel ranks, which wait
-for each other in every layer of experts: as their iterations have equal numbers, all ranks compute prompts in
-the same iterations. It counts from the last time when all ranks were idle, this policy from the start.
-vLLM 0.33 has it for a single engine, too, which counts from its last iteration that computed prompts
+for each other in every layer of experts: their iterations have equal numbers, so all ranks compute prompts in
+the same iterations. vLLM counts from the last time when all ranks were idle, this policy from the start. vLLM
+0.33 also has it for a single engine, which counts from its last iteration with prompts
 (`StepView.paces_alone`).
 Memory pressure: as chunked.
 Horizon: iterations that only decode repeat until the next one that may compute prompts, unless a request
-with a cached prompt lacks memory; others as chunked, but one that leaves a prompt unfinished and no request
-waiting is decided anew.
+with a cached prompt lacks memory; others as chunked, except that an iteration that leaves an unfinished
+prompt and no waiting request is decided again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class PacedPrefills(Chunked):
     prefill_schedule_interval: PositiveInt = 4
     """Iterations from one that may compute prompts to the next; 1: all, as chunked."""
     _saturated: dict[str, bool] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """last: whether requests waited after the last iteration that was allowed to compute prompts."""
+    """last: whether requests still waited after the last iteration that could compute prompts."""
     _prompts: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """end: iterations up to the last one with prompts; now: 1 if the plan that was made last has some."""
+    """end: iterations up to the last one with prompts; now: 1 if the last plan has prompts."""
 
     @property
     def max_unasked_decodes(self) -> int:
@@ -44,11 +44,11 @@ class PacedPrefills(Chunked):
 
     @property
     def _mixes_prefills(self) -> bool:
-        """True, because a sequence with a cached prompt may begin while another one's prefill pauses."""
+        """True, because a sequence with a cached prompt may begin while another prefill pauses."""
         return True
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Gives the budget to running sequences, then to new ones; between two intervals to decodes only."""
+        """Gives the budget to running sequences, then to new ones; between two intervals, only to decodes."""
         step.budget(self._budget)
         num_left = self._num_left(view)
         has_decodes = any(seq.state in (DECODING, ENDING) for seq in view.running)
@@ -80,7 +80,7 @@ class PacedPrefills(Chunked):
     def _admit_cached(self, view: StepView, step: StepBuilder) -> bool:
         """Admits waiting sequences in order, as long as the cache has all of their tokens but one.
 
-        Returns False if one of these is refused: later, the cache may have fewer of its tokens.
+        Returns False if such a sequence is refused, because the cache may have fewer of its tokens later.
         """
         if not self.scheduler_reserve_full_isl:
             step.reserve_first_chunks()

@@ -1,13 +1,13 @@
 """Chunked prefill that splits the budget between several prompts, and lets short ones overtake long ones.
 
 This is vLLM v0 with chunked prefill and concurrent partial prefills (0.8 to 0.10; v1 accepts these settings
-at their defaults only, and 0.32 has removed them). Decodes come first. Every prompt, in prefill or new, then
+only at their defaults, and 0.32 has removed them). Decodes come first. Every prompt, in prefill or new, then
 gets at most an equal share of the budget: max_num_batched_tokens / (prompts in prefill and waiting, at most
 max_num_partial_prefills). A prompt with more than long_prefill_token_threshold remaining tokens is long.
 While max_long_partial_prefills long prompts are in prefill, waiting long ones are skipped. With
-max_num_partial_prefills=1 this is plain chunked prefill: a prompt may get all of the budget, and no prompt is
-skipped. Starvation: a long prompt waits until the long prompts before it have been computed, however many
-short ones overtake it.
+max_num_partial_prefills=1 this is plain chunked prefill: a prompt may get the complete budget, and no prompt
+is skipped. Starvation: a long prompt waits until the long prompts before it have been computed; any number of
+short ones may overtake it.
 Memory pressure: as for chunked.
 Horizon: while no prompt is in prefill the plan repeats until something changes; else it holds for one
 iteration, because shares and the number of long prompts change from one iteration to the next.
@@ -32,7 +32,7 @@ class PartialPrefills(Checked):
     max_num_partial_prefills: PositiveInt = 4
     """Maximum number of shares into which the budget is split. vLLM's default: 1."""
     max_long_partial_prefills: PositiveInt = 1
-    """Maximum number of long prompts in prefill; other long ones wait, and shorter ones overtake them."""
+    """Maximum number of long prompts in prefill; other long prompts wait, and shorter ones overtake them."""
     long_prefill_token_threshold: NonNegativeInt = 1310
     """Remaining tokens above which a prompt is long. vLLM's default is 4 % of max_model_len (here 32,768)."""
 
@@ -50,7 +50,7 @@ class PartialPrefills(Checked):
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Serves running sequences, then admits new ones, but not more than the maximum of long prompts."""
+        """Serves running sequences, then admits new ones, up to the maximum number of long prompts."""
         step.budget(self.max_num_batched_tokens)
         num_long = sum(map(self._is_long, view.prefilling))
         share = max(1, self.max_num_batched_tokens // self._num_shares(view, num_long))

@@ -1,12 +1,12 @@
 """Chunked prefill that waits until every data-parallel attention rank has a prompt: SGLang's prefill delayer.
 
 With data-parallel attention all ranks run a step together, because they share the experts: a rank without a
-prompt waits in a dummy batch while another one computes its prompt. So prompts that could start are delayed,
-while sequences decode, until there is one for every rank, or until max_delay_passes iterations have passed
+prompt waits in a dummy batch while another one computes its prompt. Prompts that could start are therefore
+delayed, while sequences decode, until every rank has one, or until max_delay_passes iterations have passed
 since the first of them could start (`--prefill-delayer-max-delay-passes`). Each rank may then compute as many
-prompt tokens as its share of max_num_batched_tokens. With attention_data_parallel_size ranks have prompts of
-their own and agree in every iteration, as in SGLang; without, n prompts count as n ranks. Memory pressure: as
-chunked. Horizon: as chunked with a threshold; a delay repeats until it ends.
+prompt tokens as its share of max_num_batched_tokens. With attention_data_parallel_size, ranks have their own
+prompts and agree in every iteration, as in SGLang; without it, n prompts count as n ranks. Memory pressure:
+as chunked. Horizon: as chunked with a threshold; a delay repeats until it ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ class PrefillDelayer(Chunked):
     """Chunked prefill of as many prompts at once as there are attention ranks."""
 
     num_ranks: PositiveInt = 8
-    """Number of ranks, attention_data_parallel_size of the run: prompts that are computed at once."""
+    """Number of ranks (attention_data_parallel_size of the run), which is the number of prompts computed at
+    once.
+    """
     max_delay_passes: Annotated[NonNegativeInt, Unit("iterations")] = 30
     """Maximum number of iterations for which prompts are delayed; 0: none."""
     _waiting_since: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """Number of the iteration in which the present delay began, by the request that was first then."""
+    """Number of the iteration in which the current delay began, by the request that was first at that time.
+    """
 
     def __post_init__(self) -> None:
         Chunked.__post_init__(self)

@@ -1,27 +1,27 @@
 """Continuous batching as in SGLang's scheduler: prefill first, admission by an estimate of future tokens.
 
-As soon as waiting requests fit, an iteration computes prompts only, else it decodes (`mixed_chunk`: decodes
-join the prompts). Only the last prompt of an iteration may be cut, at max_num_batched_tokens; the rest of it
-comes first in the next iteration.
-Admission: a request needs memory for its prompt, its longest possible output (4096 tokens at most) and one
-page, beside the tokens that the running requests may still need: their longest possible remaining outputs
-times new_token_ratio. The ratio is 0.7 at first (times schedule_conservativeness) and falls linearly to 14 %
-of that during 600 iterations of decodes. A request that does not fit closes admission until a request leaves.
-Memory pressure: a decode without free memory retracts the requests with the fewest output tokens (of these,
-the one with the longest prompt), and raises the ratio to the share of output that the others have reached.
-With scheduling=queue_order they wait behind all others, as in SGLang.
+As soon as waiting requests fit, an iteration computes only prompts; otherwise it decodes (`mixed_chunk`:
+decodes join the prompts). Only the last prompt of an iteration may be cut, at max_num_batched_tokens; the
+rest of it comes first in the next iteration.
+Admission: a request needs memory for its prompt, its longest possible output (at most 4096 tokens) and one
+page, in addition to the tokens that the running requests may still need: their longest possible remaining
+outputs times new_token_ratio. The ratio is 0.7 at first (times schedule_conservativeness) and falls linearly
+to 14 % of that during 600 iterations of decodes. A request that does not fit closes admission until a request
+leaves. Memory pressure: a decode without free memory retracts the requests with the fewest output tokens (of
+these, the one with the longest prompt), and raises the ratio to the share of their output that the other
+requests have produced. With scheduling=queue_order they wait behind all others, as in SGLang.
 
 An engine that overlaps the host with the GPU (`event_loop_overlap`, SGLang's default) has not read the tokens
-of the last step when it decides. Then its estimates and retractions count one output token less for each
+of the last step when it decides. Its estimates and retractions therefore count one output token less for each
 sequence of that step, and a sequence that has ended with it holds its slot and its place in the estimate. If
 memory is short while there is such a sequence, nothing is retracted: the step waits for its memory.
 
-A cache that evicts does so ahead of need: all that it can before a retraction, then for 20 tokens of each
-sequence that remains, and for one block of each sequence before a decode. In one of 32 attempts to admit, the
-prefixes that waiting requests would find are marked as used (`SchedulePolicy._touch_waiting_prefixes`).
-Source: SGLang 0.5.23, `managers/scheduler.py` (`get_next_batch_to_run`, `update_running_batch`,
-`_reqs_finishing_inflight`), `managers/schedule_policy.py`, `managers/schedule_batch.py`
-(`check_decode_mem`, `retract_decode`, `release_req`), and `mem_cache/allocation.py`.
+A cache with eviction evicts ahead: everything possible before a retraction, then room for 20 tokens per
+remaining sequence, and one block per sequence before a decode. In one of 32 admission attempts, the prefixes
+that waiting requests would find are marked as used (`SchedulePolicy._touch_waiting_prefixes`). Source: SGLang
+0.5.23, `managers/scheduler.py` (`get_next_batch_to_run`, `update_running_batch`, `_reqs_finishing_inflight`),
+`managers/schedule_policy.py`, `managers/schedule_batch.py` (`check_decode_mem`, `retract_decode`,
+`release_req`), and `mem_cache/allocation.py`.
 
 Horizon: decodes repeat until a request ends or arrives, because nothing else opens admission.
 """
@@ -41,22 +41,23 @@ INITIAL_RATIO = 0.7
 MIN_SHARE_OF_RATIO = 0.14
 NUM_DECAY_STEPS = 600
 NUM_STEPS_AFTER_RETRACTION = 20
-"""Output tokens that each remaining request is granted in the ratio after a retraction."""
+"""Output tokens per remaining request that the ratio after a retraction covers."""
 MAX_NEW_TOKENS_COUNTED = 4096
-"""Maximum of the output tokens for which memory is estimated."""
+"""Maximum number of output tokens in the memory estimate."""
 SHARE_WITH_RANKS = 0.3
 """Factor of schedule_conservativeness with data-parallel attention."""
 NUM_PASSES_PER_REFRESH = 32
-"""Attempts to admit requests of which one marks the cached prefixes of waiting requests as used."""
+"""Number of admission attempts per marking of waiting requests' cached prefixes as used."""
 MAX_REFRESHED = 128
-"""Waiting requests at the front of the queue whose prefixes it marks; the first is marked last."""
+"""Number of waiting requests at the front of the queue whose prefixes are marked; the first is marked last.
+"""
 MIN_IDLE_S = 1e-3
-"""Seconds without an iteration after which the engine counts as idle, which restores the first ratio."""
+"""Seconds without an iteration after which the engine counts as idle, which restores the initial ratio."""
 
 
 @dataclass(slots=True)
 class _State:
-    """The memory of the policy from step to step."""
+    """The state of the policy across steps."""
 
     ratio: float
     is_full: bool = False
@@ -64,7 +65,7 @@ class _State:
     num_expected: int = 0
     """Number of decoding sequences in the next step if none ends."""
     num_passes: int = 0
-    """Steps that have tried to admit requests."""
+    """Number of steps that have tried to admit requests."""
     decodes_since: int | None = None
     """Iteration since which the engine only decodes; None: its last step had prompts."""
 
@@ -78,7 +79,7 @@ class _Budget:
     prompt: float
     """Prompt tokens after which no further prompt is taken."""
     promised: float
-    """Tokens of memory promised to requests, beside the blocks that they hold."""
+    """Memory promised to requests in tokens, in addition to the blocks that they hold."""
     due: float
     """The part of `promised` that this iteration uses."""
     num_prompts: int = 0
@@ -96,7 +97,7 @@ class Sglang(Checked):
     max_num_batched_tokens: PositiveInt = 8192
     """Prompt tokens of one iteration, at which a prompt is cut (SGLang's --chunked-prefill-size)."""
     enable_chunked_prefill: bool = True
-    """Whether prompts are cut; if not, only max_prefill_tokens limits an iteration."""
+    """Whether prompts are split; if not, only max_prefill_tokens limits an iteration."""
     max_prefill_tokens: PositiveInt = 16384
     """Number of prompt tokens after which an iteration takes no further prompt."""
     schedule_conservativeness: Positive = 1.0
@@ -116,7 +117,7 @@ class Sglang(Checked):
         return min(INITIAL_RATIO * self.schedule_conservativeness, 1.0)
 
     def of_rank(self, size: int) -> Sglang:
-        """Returns the policy of one of `size` ranks of data-parallel attention, as SGLang's server does."""
+        """Returns the policy of one of `size` ranks of data-parallel attention, like SGLang's server."""
         return replace(
             self,
             max_num_batched_tokens=max(1, self.max_num_batched_tokens // size),
@@ -124,7 +125,7 @@ class Sglang(Checked):
         )
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Computes prompts if there are some and they fit, else decodes."""
+        """Computes prompts if any wait and fit, else decodes."""
         state = self._state
         self._note_last_step(view, now)
         state.num_expected = _batch_size(view)
@@ -145,11 +146,12 @@ class Sglang(Checked):
     def _decode(self, view: StepView, step: StepBuilder) -> None:
         """Decodes all sequences, after a retraction if memory is short.
 
-        None decodes while memory is short and sequences with a complete output are about to free theirs.
+        No sequence decodes while memory is short and sequences with a complete output are about to free
+        memory.
         """
         state, num_decoding = self._state, view.num_decoding
         if num_decoding > view.num_free_blocks and _num_blocks_due(view) > view.num_free_blocks:
-            step.evict_ahead(_num_blocks_due(view))  # in vain: SGLang evicts all that it can
+            step.evict_ahead(_num_blocks_due(view))  # not enough: SGLang evicts everything possible
             if num_decoding < _batch_size(view):
                 return
             self._retract(view, step)
@@ -159,7 +161,10 @@ class Sglang(Checked):
         step.repeat()
 
     def _decode_all(self, view: StepView, step: StepBuilder) -> None:
-        """Decodes all sequences; SGLang makes room for one page each, also where they need none yet."""
+        """Decodes all sequences.
+
+        Like SGLang, makes room for one page each, even if a sequence needs none yet.
+        """
         step.evict_ahead(view.num_decoding)
         step.decode_all()
 
@@ -181,7 +186,7 @@ class Sglang(Checked):
             state.ratio = self._first_ratio
 
     def _prefill(self, view: StepView, step: StepBuilder) -> None:
-        """Gives tokens to the prompt that was cut last, then to waiting requests."""
+        """Schedules the last split prompt, then waiting requests."""
         state = self._state
         size = _batch_size(view)
         num_slots = view.max_num_seqs - size
@@ -232,7 +237,7 @@ class Sglang(Checked):
         if num_tokens <= 0:
             return False
         if not step.admit(seq, num_tokens):
-            step.hold(1)  # there is no room for its drafts, of which the estimate above knows nothing
+            step.hold(1)  # there is no room for its drafts, which the estimate above ignores
             return False
         self._charge(seq, num_tokens, num_free, view, budget)
         room = view.num_free_blocks * page
@@ -243,7 +248,7 @@ class Sglang(Checked):
     def _charge(
         self, seq: SequenceView, num_tokens: int, num_free: int, view: StepView, budget: _Budget
     ) -> None:
-        """Charges tokens of a prompt, for which the free blocks have become fewer than num_free."""
+        """Charges the tokens of a prompt, which has reduced the free blocks from num_free."""
         page = view.block_size
         num_pages = -(-num_tokens // page)
         num_due = (num_pages + 1 - (num_free - view.num_free_blocks)) * page
@@ -257,7 +262,7 @@ class Sglang(Checked):
         budget.num_prompts += 1
 
     def _retract(self, view: StepView, step: StepBuilder) -> None:
-        """Preempts sequences until the others can decode, which opens admission and raises the ratio."""
+        """Preempts sequences until the others can decode. This opens admission and raises the ratio."""
         state = self._state
         kept = sorted(
             view.decoding,
@@ -271,13 +276,13 @@ class Sglang(Checked):
         num_longest = sum(seq.max_num_tokens - seq.num_prompt_tokens for seq in kept)
         granted = NUM_STEPS_AFTER_RETRACTION * len(kept)
         state.ratio = min(1.0, (num_reached + granted) / (num_longest + 1))
-        state.decodes_since = view.num_iterations + 1  # the ratio does not fall by this iteration
+        state.decodes_since = view.num_iterations + 1  # the ratio does not decrease for this iteration
         state.num_expected = len(kept)
         state.is_full = False
 
 
 def _batch_size(view: StepView) -> int:
-    """Counts the sequences in SGLang's running batch: those that decode or have just ended."""
+    """Counts the sequences in SGLang's running batch: decoding and just ended ones."""
     return view.num_decoding + view.num_ending
 
 
@@ -287,7 +292,7 @@ def _batch(view: StepView) -> list[SequenceView]:
 
 
 def _num_new_tokens(seq: SequenceView, view: StepView) -> int:
-    """Returns the number of output tokens that memory is counted for; unread tokens are still to come."""
+    """Returns the number of output tokens counted in the memory estimate; unread tokens are not counted."""
     return min(seq.max_num_tokens - seq.num_known + view.num_unread(seq), MAX_NEW_TOKENS_COUNTED)
 
 

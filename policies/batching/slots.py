@@ -1,9 +1,9 @@
 """The server of llama.cpp: a fixed number of slots, one batch of at most n_batch tokens (late 2025).
 
-As in tools/server of llama.cpp, an iteration takes one token of every slot that generates, then prompts in
-the order of the slots, with at most n_batch tokens in total. The lowest free slot takes the next waiting
-request; llama.cpp takes the slot with the most similar last prompt, or the one idle the longest. A new prompt
-in a low slot thus overtakes the rest of an older one in a higher slot.
+As in tools/server of llama.cpp, an iteration takes one token from every generating slot, then prompts in the
+order of the slots, with at most n_batch tokens in total. The lowest free slot takes the next waiting request;
+llama.cpp chooses the slot with the most similar last prompt, or the longest idle one. A new prompt in a low
+slot therefore overtakes the rest of an older one in a higher slot.
 Context: llama.cpp splits n_ctx evenly, n_ctx / n_parallel tokens per slot (with a unified KV cache one slot
 may use all of it). Set engine.max_model_len to a slot's share. A prompt that leaves no token for the output
 is refused, as in llama.cpp ("exceeds the available context size"; older versions removed its middle). An
@@ -27,7 +27,7 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots(Checked):
-    """Generating slots first, then prompts slot by slot."""
+    """Generating slots go first, then prompts slot by slot."""
 
     n_parallel: PositiveInt = 4
     """Number of slots; at most engine.max_num_seqs are used."""
@@ -60,8 +60,8 @@ class Slots(Checked):
                 num_free -= self._admit_next(waiting, num_free, num_slots, step)
             elif seq is not None and seq.state is SequenceState.prefilling:
                 step.prefill(seq, step.tokens_left)
-        # The blocks of a prompt may become prefix cache hits of a waiting request, which then fits. A request
-        # that was admitted may get a slot behind that of a prompt in prefill, if ranks share the slots.
+        # The blocks of a prompt may become prefix cache hits of a waiting request, which then fits. An
+        # admitted request may get a slot behind a prompt in prefill if ranks share the slots.
         has_more = view.num_waiting and view.prefilling and view.num_running < num_slots
         if not has_more and (view.num_running == num_running or not view.prefilling):
             step.repeat()

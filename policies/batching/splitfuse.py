@@ -1,17 +1,17 @@
 """Dynamic SplitFuse: every forward pass has the same number of tokens (DeepSpeed-FastGen, 2024).
 
-Throughput saturates at some number of tokens in a forward pass, whichever requests they belong to, so each
-pass is filled with max_num_batched_tokens of them. Decodes come first. Prompts fill the rest in the order of
-their arrival: long ones are split over several passes, short ones are combined, and the last one is split so
-that the sum is exact. The pass that computes a prompt's last token produces the first output token.
-So far this is the same as `chunked`. The difference is how DeepSpeed-MII 0.2 reacts when KV memory runs out.
-Memory pressure: no sequence is preempted for another. A decode that needs a block and finds none pauses for
-this pass, while the others go on. A prompt gets tokens only if all its remaining tokens would fit into the
-free blocks, and no later request overtakes it. Only if no sequence at all can go on, all of them are
-preempted and recomputed in order, with the output tokens so far (MII: "Deadlock detected").
-Horizon: the plan repeats until something changes; it holds for one iteration while a decode pauses, or if a
-new prompt is split. A prompt in prefill certainly goes on until the decodes could have taken the free blocks
-that it does not need: block_size iterations for each of these blocks per decode.
+Throughput saturates at some number of tokens per forward pass, regardless of their requests, so each pass is
+filled with max_num_batched_tokens tokens. Decodes come first. Prompts fill the rest in the order of their
+arrival: long ones are split over several passes, short ones are combined, and the last one is split so that
+the sum is exact. The pass that computes a prompt's last token produces the first output token. Up to here
+this is the same as `chunked`. The difference is how DeepSpeed-MII 0.2 reacts when KV memory runs out. Memory
+pressure: no sequence is preempted for another. A decode that needs a block and finds none pauses for this
+pass, while the others continue. A prompt gets tokens only if all its remaining tokens would fit into the free
+blocks, and no later request overtakes it. If no sequence can continue, all of them are preempted and
+recomputed in order, with the output tokens so far (MII: "Deadlock detected"). Horizon: the plan repeats until
+something changes; it holds for one iteration while a decode pauses, or if a new prompt is split. A prompt in
+prefill is certain to continue until the decodes could have taken the free blocks that it does not need:
+block_size iterations for each of these blocks per decode.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class SplitFuse(Checked):
                 step.decode(seq)
 
     def _continue_prompts(self, view: StepView, step: StepBuilder) -> bool:
-        """Continues prefills. Returns whether blocks remain for the rest of all, so that more may start."""
+        """Continues prefills.
+
+        Returns whether blocks remain for the rest of all of them, so that more may start.
+        """
         for seq in view.prefilling:
             num_spare = view.num_free_blocks - view.num_blocks_missing(seq)
             if num_spare < 0:

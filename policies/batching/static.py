@@ -1,4 +1,4 @@
-"""Batches that no request joins later: static, dynamic, and of a single request."""
+"""Batches that no request joins after their start: static, dynamic, and single requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.core.view import StepView
 
 
 def check_traffic_ends(batching: object, driver: str) -> None:
-    """Raises ValueError if a policy waits for the end of the traffic, which the driver does not know."""
+    """Raises ValueError if a policy waits for the end of the traffic, which is unknown to the driver."""
     if isinstance(batching, Static) and batching.waits_until_full:
         raise ValueError(
             f"batching.waits_until_full=true: must be false, as {driver} does not know when no more requests "
@@ -28,27 +28,28 @@ class Static(Checked):
 
     FasterTransformer and plain `generate` loops work like this. When the engine is empty, waiting requests
     form a batch, up to batch_size and up to the token budget (the first prompt may exceed it and is then
-    split). Their prompts are computed, then they decode. No other request takes the place of one that ends
-    early. By default such a request frees its KV and its output is complete; with until_last it keeps slot
-    and KV, and all outputs of a batch are complete with its last one, as `generate` returns them. Rows of
-    ended members are not computed. With waits_until_full, a batch starts once batch_size requests wait, or
-    when no more will come before one of them has ended: then the last batch runs although it is not full.
-    `Dynamic` waits for a limited time.
-    Memory pressure: the sequence of largest rank is preempted and recomputed in a later batch; of members
-    that have ended only the memory is freed.
+    split). Their prompts are computed, then they decode. A request that ends early is not replaced. By
+    default such a request frees its KV and its output is complete; with until_last it keeps slot and KV, and
+    all outputs of a batch are complete with its last one, as `generate` returns them. Rows of ended members
+    are not computed. With waits_until_full, a batch starts once batch_size requests wait, or if no more
+    arrive before one of them has ended: the last batch then runs although it is not full. `Dynamic` waits for
+    a limited time.
+    Memory pressure: the sequence of largest rank is preempted and recomputed in a later batch; members that
+    have ended only lose their memory.
     Horizon: the plan repeats until a request ends; arrivals change nothing.
     """
 
     batch_size: PositiveInt = 32
     """Maximum number of sequences in a batch."""
     max_num_batched_tokens: PositiveInt = 8192
-    """Maximum number of tokens in one iteration, and thus of a batch's prompts together."""
+    """Maximum number of tokens in one iteration, and therefore of a batch's prompts in total."""
     until_last: bool = False
     """Whether members hold their slots and KV, and their outputs are held back, until the last one ends."""
 
     waits_until_full: bool = False
     """Whether a batch waits for batch_size requests (or the number of slots); only a simulator knows that no
-    more come."""
+    more will arrive.
+    """
 
     @property
     def max_unasked_decodes(self) -> int:
@@ -84,15 +85,15 @@ class Dynamic(Static):
     This is Triton Inference Server's dynamic batcher: requests are held back until batch_size of them wait
     (preferred_batch_size) or the oldest has been queued for max_queue_delay_s (max_queue_delay_microseconds),
     whichever comes first. The batch then runs as a static one: no request joins until its last request has
-    ended. The delay counts from a request's arrival. A batch_size above the number of slots is reduced to
-    that number.
+    ended. The delay starts at a request's arrival. A batch_size above the number of slots is reduced to that
+    number.
     Memory pressure: as for static batching.
     Horizon: as for static batching while a batch runs. Between batches nothing is computed, and the engine
     waits until the oldest request's delay is over.
     """
 
     max_queue_delay_s: Annotated[NonNegative, Unit("s")] = 0.1
-    """Maximum time in seconds for which the oldest waiting request is held back; 0: requests never are."""
+    """Maximum time in seconds for which the oldest waiting request is held back; 0: no delay."""
 
     def __post_init__(self) -> None:
         Static.__post_init__(self)
@@ -113,7 +114,7 @@ class Dynamic(Static):
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Waits while the next batch is not full and the delay has not passed, else runs a static batch."""
+        """Waits until the next batch is full or the delay has passed; then runs a static batch."""
         if not view.num_running and 0 < view.num_waiting < min(self.batch_size, view.max_num_seqs):
             arrivals_s = [seq.request.arrival_s for seq in view.waiting]  # empty if all wait for adapters
             due_s = min(arrivals_s, default=now) + self.max_queue_delay_s
@@ -144,7 +145,7 @@ class OneAtATime(Checked):
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Continues the running request, else begins the next one."""
+        """Continues the running request, or begins the next one."""
         step.budget(self.max_num_batched_tokens)
         step.decode_all()
         for seq in view.prefilling:

@@ -1,12 +1,12 @@
 """Continuous batching as in Text Generation Inference's router (TGI 2 and 3, backends/v3).
 
 Iterations of whole prompts alternate with decode iterations. Waiting requests join the running batch only if
-- at least waiting_served_ratio times as many as the running ones can join at once, which is worth an
-  interruption of the decodes, or
+- at least waiting_served_ratio times the number of running requests can join at once, which justifies an
+interruption of the decodes, or
 - max_waiting_tokens iterations have passed since the last prefill.
 The joining prompts have at most max_batch_prefill_tokens tokens in total. After a prefill that interrupted
 decodes, at least one decode iteration follows; requests may join the first batch of an idle engine at once.
-The router refuses prompts above max_batch_prefill_tokens; here such a prompt is split, as by prefill_first.
+The router refuses prompts above max_batch_prefill_tokens; here such a prompt is split, as in prefill_first.
 Memory pressure: the router reserves KV for the prompt and the longest possible output of every request, up to
 max_batch_total_tokens in the batch, and never preempts. Without that limit KV is allocated as it grows, and
 the sequence of largest rank is preempted and recomputed later.
@@ -37,7 +37,7 @@ class Tgi(Checked):
     max_batch_total_tokens: int | None = None
     """Maximum tokens of the running requests, with longest possible outputs; None: nothing is reserved."""
     _last_prefill: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """iteration: that of the last prefill; joined: whether its requests joined a running batch."""
+    """iteration: the iteration of the last prefill; joined: whether its requests joined a running batch."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -50,7 +50,7 @@ class Tgi(Checked):
 
     @property
     def max_unasked_decodes(self) -> int:
-        """No limit, because decodes have no budget."""
+        """No limit, because decodes have no token budget."""
         return FOREVER
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
@@ -72,7 +72,7 @@ class Tgi(Checked):
         step.repeat(num_iterations if view.num_waiting and num_iterations else FOREVER)
 
     def _iterations_until_any_may_join(self, view: StepView) -> int:
-        """Returns for how many iterations, this one included, only a large enough group may join."""
+        """Returns the number of iterations, including this one, in which only large groups may join."""
         if not view.num_decoding:
             return 0
         since = view.num_iterations - self._last_prefill.get("iteration", view.num_iterations)

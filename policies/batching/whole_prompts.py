@@ -19,13 +19,13 @@ class Orca(Checked):
 
     After every iteration finished requests leave, and waiting requests join in order until batch_size
     requests run. A whole prompt is computed in the iteration that admits it, together with the decodes of the
-    others: all operators except attention take the tokens of all requests as one batch. There is no token
-    budget, so a long prompt delays the next token of all requests by its whole prefill time.
-    Memory pressure: the paper reserves KV for a request's longest possible output before it is admitted. With
-    a caching policy that does so (caching=contiguous) no sequence is ever preempted. With paged KV the
-    sequence of largest rank is preempted and recomputed later.
-    Horizon: the plan repeats until a sequence ends or a request arrives, as slots and memory become free at
-    the end of a sequence only.
+    others: all operators except attention process the tokens of all requests as one batch. There is no token
+    budget, so a long prompt delays the next token of all requests by its whole prefill time. Memory pressure:
+    the paper reserves KV for a request's longest possible output before it is admitted. With a caching policy
+    that does so (caching=contiguous) no sequence is ever preempted. With paged KV the sequence of largest
+    rank is preempted and recomputed later.
+    Horizon: the plan repeats until a sequence ends or a request arrives, because slots and memory become free
+    only when a sequence ends.
     """
 
     batch_size: PositiveInt = 32
@@ -54,7 +54,7 @@ class PrefillFirst(Checked):
     Continuous batching with separate iterations for prefill and decode, prefill first.
 
     This is the default of vLLM v0 (Kwon et al., SOSP 2023), and the basis of SGLang's (`sglang.py`): as soon
-    as waiting prompts fit, an iteration computes whole prompts only, up to the token budget; otherwise it
+    as waiting prompts fit, an iteration computes only whole prompts, up to the token budget; otherwise it
     decodes. TTFT is short, but prefills stall the decodes. Only a prompt longer than the budget is split,
     over several prefill iterations.
     Memory pressure: when a decode finds no free block, the sequence of largest rank is preempted and

@@ -1,27 +1,24 @@
-"""Adaptive compression by head: each head keeps the tokens that its kind of attention needs (FastGen).
+"""Adaptive compression per head: each head keeps the tokens that its kind of attention needs (FastGen).
 
 Ge et al., "Model Tells You What to Discard: Adaptive KV Cache Compression for LLMs", ICLR 2024. At the end of
-a prompt each head is profiled: of the policies below it gets the first, and so the cheapest, with which the
-kept tokens hold at least the share `recovery` of its attention. Later tokens follow the head's policy.
+a prompt each head is profiled: it gets the first, and therefore cheapest, of the policies below whose kept
+tokens hold at least the share `recovery` of its attention. Later tokens follow the head's policy.
 
     policy       keeps                                          of n tokens, at most
-    special      special tokens, such as that of the beginning  num_special_tokens
-    punctuation  these and punctuation                          + punctuation_share n
-    frequent     these and tokens with much attention so far    + frequent_share n
-    local        these and the last tokens                      + local_share n
-    full         every token                                    n
+    special special tokens, such as that of the beginning num_special_tokens punctuation these and punctuation
+    + punctuation_share n frequent these and tokens with much attention so far + frequent_share n local these
+    and the last tokens + local_share n full every token n
 
-A simulator has no attention to profile, so the heads are an input: `heads` holds kinds of heads, each with
-its share of all heads and the shares of its attention on the four classes of tokens; the rest is on other
-tokens. The default is an assumption, not a measurement. The quality proxy is the share of attention that is
-kept, `kept_attention`, which is at least `recovery` for every head by construction.
+A simulator has no attention to profile, so the heads are an input. `heads` lists kinds of heads, each with
+its share of all heads and the shares of its attention on the four classes of tokens. The rest of the
+attention is on other tokens. The default is an assumption, not a measurement. The quality proxy is the kept
+share of attention, `kept_attention`, which is at least `recovery` for every head by construction.
 
-A sequence holds the mean of its heads' tokens, rounded up; fragmentation by head is not modelled. KV is
+A sequence holds the mean of its heads' tokens, rounded up; fragmentation per head is not modelled. KV is
 dropped at the end of the prompt and then every block_size tokens. Profiling reads the attention weights of
 the whole prompt, and heads with the policies frequent and local read theirs in every decode step: see
-`WeightReads`. Outputs differ from the model's. Assumes that a prompt fits as a whole while it is computed; a
-preempted sequence is recomputed as a whole. Memory pressure: as paged. Horizon: as paged, and up to the next
-drop.
+`WeightReads`. Outputs differ from the model's. Assumes that the complete prompt fits while it is computed; a
+preempted sequence is fully recomputed. Memory pressure: as paged. Horizon: as paged, and up to the next drop.
 """
 
 from __future__ import annotations
@@ -66,12 +63,12 @@ class HeadPolicy(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FastGen(Caching):
-    """Settings of adaptive compression by head."""
+    """Settings of adaptive compression per head."""
 
     changes_outputs: ClassVar[bool] = True
 
     recovery: PositiveShare = 0.95
-    """Least share of its attention that every head keeps."""
+    """Minimum share of its attention that every head keeps."""
     num_special_tokens: NonNegativeInt = 1
     """Number of special tokens of a sequence."""
     punctuation_share: Share = 0.1
@@ -79,7 +76,7 @@ class FastGen(Caching):
     frequent_share: Share = 0.3
     """Share of the tokens that heads with the policy `frequent` keep for their attention so far."""
     local_share: Share = 0.3
-    """Share of the tokens that heads with the policy `local` keep as the last ones."""
+    """Share of the tokens, counted from the end, that heads with the policy `local` keep."""
     heads: tuple[tuple[float, ...], ...] = ASSUMED_HEADS
     """Kinds of heads: share of the heads; of their attention on special, punctuation, frequent, local."""
     watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
@@ -111,7 +108,7 @@ class FastGen(Caching):
 
     @property
     def weight_reads(self) -> WeightReads:
-        """The weights of the whole prompt, and those of heads that keep frequent tokens in every step."""
+        """The weights of the whole prompt, and in every step those of heads that keep frequent tokens."""
         reading = (head.share for head in self.policies if head.policy in ("frequent", "local"))
         return WeightReads(decode_share=fsum(reading))
 
@@ -141,7 +138,7 @@ class FastGen(Caching):
 
 
 class AdaptivePool(LossyPool):
-    """A pool in which a decoding sequence holds `FastGen.num_kept` tokens, and up to a block more."""
+    """A pool in which a decoding sequence holds `FastGen.num_kept` tokens, plus at most one block."""
 
     def __init__(
         self, num_blocks: int, block_size: int, num_watermark_blocks: int, settings: FastGen
@@ -150,7 +147,7 @@ class AdaptivePool(LossyPool):
         self._settings = settings
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Drops what no head keeps; then the KV grows by blocks until the next drop."""
+        """Drops the tokens that no head keeps; the KV then grows by blocks until the next drop."""
         num_computed = seq.stored_computed
         num_surplus = num_computed - seq.num_dropped - self._settings.num_kept(num_computed)
         if num_surplus > 0:
@@ -159,7 +156,7 @@ class AdaptivePool(LossyPool):
 
 
 def _check_heads(heads: tuple[tuple[float, ...], ...]) -> None:
-    """Raises ValueError unless the kinds of heads are shares, and add up to all heads."""
+    """Raises ValueError unless the kinds of heads are valid shares that add up to 1."""
     for i, kind in enumerate(heads):
         if len(kind) != len(POLICIES) or min(kind) < 0 or sum(kind[1:]) > 1 + ROUNDING:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Block tables: of the groups of layers of a model with windows, and of the branches of one sequence."""
+"""Block tables for the layer groups of a model with windows, and for the branches of one sequence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 class KvGroup(NamedTuple):
     """The layers that share a block table.
 
-    Layers with full attention need the KV of all tokens, layers with a sliding window only that of the last
-    ones. All groups have the same number of layers, so that a block of any group has the same bytes and all
-    groups take their blocks from one pool. A sequence needs a block in every group for block_size tokens, and
-    a group with a window frees the blocks that its attention does not reach any more:
+    Layers with full attention need the KV of all tokens; layers with a sliding window need only the KV of the
+    last ones. All groups have the same number of layers, so blocks of all groups have the same size and come
+    from one pool. A sequence needs a block in every group for block_size tokens, and a group with a window
+    frees the blocks that its attention no longer reaches:
 
         block           0    1    2    3    4    5
         full           |////|////|////|////|////|//  |      / = KV of a token
@@ -23,9 +23,9 @@ class KvGroup(NamedTuple):
 
     The rules are those of vLLM 0.32 and 0.33 (`vllm/v1/core/single_type_kv_cache_manager.py`): blocks outside
     of a window are freed when the scheduler next gives the sequence tokens. With asynchronous scheduling the
-    tokens of the step in flight do not count, as its attention still reads the blocks, so they are freed one
-    step later (`KVCacheManager.allocate_slots`, num_in_flight_tokens). vLLM's padding layers, if a kind of
-    layers does not fill its last group, take memory here, too.
+    tokens of the step in flight do not count, because its attention still reads the blocks; these are freed
+    one step later (`KVCacheManager.allocate_slots`, num_in_flight_tokens). If a kind of layers does not fill
+    its last group, vLLM's padding layers also take memory here.
     """
 
     num_layers: int = 1
@@ -36,7 +36,7 @@ class KvGroup(NamedTuple):
     """Whether `window` is the length of chunks, and attention reaches back to the start of its chunk."""
 
     def num_skipped(self, num_computed: int) -> int:
-        """Returns the number of first tokens that the token after num_computed ones does not attend to."""
+        """Returns the number of leading tokens outside the attention of the token after num_computed ones."""
         if self.window is None:
             return 0
         if self.is_chunked:
@@ -53,7 +53,7 @@ class KvGroup(NamedTuple):
         return self.window - 1 + num_tokens
 
     def max_blocks(self, max_in_flight_tokens: int, max_model_len: int, block_size: int) -> int:
-        """Returns the most blocks that a sequence holds if at most so many of its tokens are in flight.
+        """Returns the maximum number of blocks of a sequence with at most this many tokens in flight.
 
         Window of 1,024, steps of 2,048, blocks of 16: (1,023 + 2,048) / 16 = 192, and one more, as the window
         may begin within a block.
@@ -65,10 +65,10 @@ class KvGroup(NamedTuple):
         return -(-min(self.window - 1 + max_in_flight_tokens, max_model_len) // block_size) + 1
 
     def longest_hit(self, is_cached: Callable[[int], bool], num_blocks: int, block_size: int) -> int:
-        """Returns the number of first blocks, at most num_blocks, after which a sequence can continue.
+        """Returns the number of leading blocks, at most num_blocks, after which a sequence can continue.
 
-        is_cached: whether a block of the sequence is in the cache. Full attention needs all blocks before it;
-        a window those that it reaches; a chunk those from its first token on.
+        is_cached: whether a block of the sequence is in the cache. Full attention needs all earlier blocks, a
+        window the blocks that it reaches, a chunk the blocks from its first token on.
         """
         if self.window is None or self.is_chunked:
             num_hit = self.num_skipped(num_blocks * block_size) // block_size
@@ -95,7 +95,7 @@ class KvLayerKind(NamedTuple):
 
 
 def kv_groups(kinds: Iterable[KvLayerKind]) -> tuple[KvGroup, ...]:
-    """Divides the layers of a model into groups of equal size; those with full attention come first.
+    """Divides the layers of a model into groups of equal size; groups with full attention come first.
 
     The size is that of the rarest kind, or of the most frequent one if it has less than 1.5 times as many
     layers. Gemma 3 27B has 10 layers with full attention and 52 with a window: a group of 10, and six groups
@@ -129,7 +129,7 @@ class Branches:
     ends: output tokens at which each branch ends. shares: whether branches share blocks. depth: output tokens
     of each live branch; the KV of the newest is not stored yet. num_emitted: output tokens so far, summed
     over all branches that ever existed. length: stored tokens of each branch after the prompt's full blocks,
-    the rest of the prompt included. trunk: numbers of the blocks that all branches share.
+    including the rest of the prompt. trunk: numbers of the blocks that all branches share.
 
     The branches of one sequence: tables of KV blocks with reference counts, and copy-on-write.
 
@@ -139,9 +139,9 @@ class Branches:
 
         prompt's full blocks | trunk: blocks that all branches share | one table per branch, equal in length
 
-    Appending writes into the last block of each table. If several tables share it, all except one get a copy
-    before; at a block boundary each gets a new block. A block in no table is free. Without sharing, each
-    branch has copies of all blocks, those of the prompt included, as in early engines.
+    Appending writes into the last block of each table. If several tables share it, all except one first get a
+    copy; at a block boundary each gets a new block. A block in no table is free. Without sharing, each branch
+    has copies of all blocks, including those of the prompt, as in early engines.
     """
 
     __slots__ = (
@@ -193,7 +193,7 @@ class Branches:
 
     @property
     def all_ended(self) -> bool:
-        """True if no branch is left; `width` still counts those that ended last."""
+        """True if no branch is left; `width` still counts the branches that ended last."""
         return not self._ends
 
     @property
@@ -221,7 +221,7 @@ class Branches:
         return [self.trunk + table for table in self._tables]
 
     def layout(self) -> list[tuple[int, int, int, int]]:
-        """Returns (number, a branch that has it, position, tokens) of each block, in the order of `numbers`.
+        """Returns (number, a branch with it, position, tokens) of each block, in the order of `numbers`.
 
         A block comes after those with earlier positions, because the last blocks of the tables are the
         newest.
@@ -242,13 +242,13 @@ class Branches:
         return held
 
     def blocks_to_append(self) -> int:
-        """Counts the new blocks that one more token for each branch needs."""
+        """Counts the new blocks needed for one more token per branch."""
         if self.length % self._block_size == 0:
             return len(self._tables)
         return len(self._tables) - len({table[-1] for table in self._tables})
 
     def append(self) -> int:
-        """Allocates one more token in each branch; returns the number of tokens that are copied for it."""
+        """Allocates one more token in each branch; returns the number of copied tokens."""
         self.copies = []
         rest = self.length % self._block_size
         counts = self._counts
@@ -266,8 +266,8 @@ class Branches:
     def produce(self, parents: SequenceOf[int] | None) -> list[int]:
         """Adds a new token to each branch; returns the blocks that became free.
 
-        parents: for each new branch, the old one that it continues; None: each continues itself. Branches at
-        their end are removed. If none is left, `all_ended` is true, and no block becomes free.
+        parents: for each new branch, the old branch that it continues; None: each continues itself. Branches
+        at their end are removed. If none is left, `all_ended` is true, and no block becomes free.
         """
         self.depth += 1
         self.num_emitted += len(self._tables)
@@ -305,7 +305,7 @@ class Branches:
         if not self._shares:
             return freed
         first = self._tables[0]
-        num_common = 0  # the last block remains in the tables, because it grows
+        num_common = 0  # the last block stays in the tables, because it grows
         while num_common < len(first) - 1 and counts[first[num_common]] == len(parents):
             num_common += 1
         if num_common:

@@ -1,11 +1,11 @@
-"""Identifies the content of KV blocks, so that equal prefixes of different requests get equal ids.
+"""Identifies the content of KV blocks, so that equal prefixes of different requests have equal ids.
 
 The KV of a token depends on all tokens before it, so a block is identified by all tokens up to its end, as in
-vLLM's chained block hashes. Nothing is hashed here token by token. Prompts are given as segments with content
+vLLM's chained block hashes. Tokens are not hashed one by one here. Prompts are given as segments with content
 ids (`policies.core.request.Segment`), and the segments of all requests form a tree of prefixes: two requests
 share its nodes up to the point where they differ. A node of the tree is called a *place* and is a number. The
-blocks that end within the tokens of a place are its blocks 0, 1, 2, ..., and (place, number of the block) has
-the role of a block hash.
+blocks that end within the tokens of a place are its blocks 0, 1, 2, ..., and (place, number of the block)
+acts as the block hash.
 
     tokens      0        16        32        48    53      64
     request 1   |------ content 7 ------------|-- content 9 --      blocks of 16 tokens
@@ -13,13 +13,13 @@ the role of a block hash.
     request 2   |------ content 7 ------------|-- content 5 --
     blocks      |  A 0    |   A 1   |   A 2   |      B 0   |        place B: content 5 after 53 tokens of A
 
-A place continues over several segments, as those of the first request did; a request that differs branches
-off to a new place. The *path* of a request is the list of its places, with the block at which each ends.
-Content without an id, such as the output of a request that no later prompt contains, is at a *private* place:
-only the request itself can refer to it.
+A place continues over several segments, like the first request's; a request that differs branches off to a
+new place. The *path* of a request is the list of its places, with the block at which each ends. Content
+without an id, such as an output that no later prompt contains, is at a *private* place: only its own request
+can refer to it.
 
-Listeners to the contents of a cache serve the index of a router outside of it (vLLM's KV events). The next
-uses of content by future requests serve offline bounds such as Belady's. For these, a position in a prompt is
+Listeners to the contents of a cache feed a router's external index (vLLM's KV events). The next uses of
+content by future requests serve offline bounds such as Belady's. For these, a position in a prompt is
 identified by its history, a hash of the whole segments before it, and the content id of its segment.
 """
 
@@ -39,13 +39,13 @@ from policies.core.request import Request, Segment
 from policies.core.sequence import LOADING, PREFILLING, Sequence
 
 ENDLESS = 1 << 40
-"""Number of tokens, or of blocks, that stands for an output of unknown length."""
+"""Number of tokens or blocks used for an output of unknown length."""
 
 PRIVATE_PLACES = 1 << 48
-"""The smallest private place. The content of a private place can be found by one request only."""
+"""The smallest private place. Only one request can find the content of a private place."""
 
 NAMELESS_PLACE = 1 << 62
-"""The place of content that no request can find, as its request has ended and had no content ids."""
+"""The place of content that no request can find, because its request has ended and had no content ids."""
 
 MIN_SEGMENTS_TO_FORGET = 2048
 """Number of new segments in the tree after which unused places are dropped: about 0.5 MB of memory."""
@@ -59,10 +59,10 @@ PathPart = tuple[int, int]
 
 
 def of_rank(request: Request, rank: int) -> Request:
-    """Returns a request whose content only those of the same rank of data-parallel attention have.
+    """Returns a copy of a request whose content is shared only within one rank of data-parallel attention.
 
-    Each rank has KV memory of its own, so equal contents are no hit in another one. As with adapters, the
-    ids of all contents are offset.
+    Each rank has its own KV memory, so contents of other ranks give no hit. As with adapters, the ids of all
+    contents are offset.
     """
     return request if not rank else request._replace(adapter=f"{request.adapter or ''}@{rank}")
 
@@ -70,8 +70,8 @@ def of_rank(request: Request, rank: int) -> Request:
 def prompt_segments(request: Request) -> list[Segment]:
     """Returns the prompt as segments that cover all its tokens.
 
-    A part without a content id gets a unique id below 0. An adapter changes the KV of every token, so with an
-    adapter the ids are offset by a number that depends on the adapter.
+    A part without a content id gets a unique id below 0. An adapter changes the KV of every token, so it adds
+    an offset to the ids.
     """
     if request.adapter is not None:
         return _clipped_segments(request)
@@ -109,7 +109,7 @@ def _private_content(request: Request) -> int:
 
 
 def all_segments(request: Request) -> list[Segment]:
-    """Returns prompt and output as segments; outputs with branches, found in no prompt, are left out."""
+    """Returns prompt and output as segments, without outputs with branches, which no prompt contains."""
     segments = prompt_segments(request)
     if request.branching is not None:
         return segments
@@ -131,12 +131,12 @@ def _adapter_offset(adapter: str) -> int:
 
 
 def _private_place(content_id: int) -> int:
-    """Returns the private place of a content id below 0; it depends on the id only, as its prefix does."""
+    """Returns the private place of a content id below 0; it depends only on the id, like its prefix."""
     return PRIVATE_PLACES - content_id
 
 
 class Chain:
-    """The segments of one place; all except the last have a fixed length, the last is open-ended."""
+    """The segments of one place. All except the last have a fixed length; the last is open-ended."""
 
     __slots__ = ("body", "last_id", "num_body_tokens", "place")
 
@@ -150,9 +150,9 @@ class Chain:
         """Follows the segments of a request, from segments[index] on, as long as they equal the chain's.
 
         skip: tokens of the segment at `index` that are before the chain. Returns the index of the first
-        segment that is not (wholly) in the chain, the number of equal tokens, and the number of tokens of
-        that segment that are in the chain or before it; if there are any, segments[index] is replaced by its
-        rest.
+        segment that is not completely in the chain, the number of equal tokens, and the number of that
+        segment's tokens that are in the chain or before it. If there are such tokens, segments[index] is
+        replaced by its rest.
         """
         body = self.body
         if segments[index : index + len(body)] == body:
@@ -191,14 +191,14 @@ class Places:
     def __init__(self, block_size: int, is_per_segment: bool = False, lookahead: int = 0) -> None:
         """Creates an empty tree.
 
-        is_per_segment: whether every segment of a request has a place of its own. lookahead: tokens after a
-        block that belong to its content: a block is at the place of the last of them.
+        is_per_segment: whether every segment of a request has its own place. lookahead: tokens after a block
+        that belong to its content: a block belongs to the place of the last of these tokens.
         """
         self._block_size = block_size
         self._lookahead = lookahead
         self._is_per_segment = is_per_segment
         self._chains: dict[tuple[int, int, int, int], Chain] = {}
-        """Children of places by (parent, tokens of it, content id, tokens of the content in the parent)."""
+        """Children of places by (parent, its tokens, content id, tokens of the content in the parent)."""
         self._num_segments = 0  # number of segments of all chains
         self._num_given = 0  # number of places
         self._num_old = 0  # number of places at the last `forget_unused`
@@ -206,7 +206,7 @@ class Places:
         self._turn_paths: dict[int, TurnPath] = {}  # by answer id, for outputs in no prompt so far
 
     def path(self, request: Request) -> list[PathPart]:
-        """Returns the path of a request, prompt and output, and creates the places that it needs.
+        """Returns the path of a request's prompt and output, and creates missing places.
 
         Places in which no block ends are left out.
         """
@@ -250,7 +250,7 @@ class Places:
         return path
 
     def known_path(self, request: Request) -> list[PathPart]:
-        """Returns the path of a prompt as far as its places exist; creates none."""
+        """Returns the path of a prompt as far as its places exist; creates no places."""
         segments = prompt_segments(request)
         if segments[-1][0] < 0 and self._is_joined(request):
             segments[-1] = Segment(_answer_content(request), segments[-1][1])
@@ -276,7 +276,7 @@ class Places:
 
     @property
     def should_forget(self) -> bool:
-        """True if so many segments were added that `forget_unused` should be called."""
+        """True if enough segments were added that `forget_unused` should be called."""
         return self._num_segments >= self._forget_at
 
     def _is_joined(self, request: Request) -> bool:
@@ -338,14 +338,14 @@ class Places:
 
 
 class ContentListener(Protocol):
-    """Is told which blocks a pool offers to lookups.
+    """A listener to the blocks that a pool offers to lookups.
 
     names: the names of blocks, unique while they are offered. Blocks that only their own request can find
     (`content.PRIVATE_PLACES`) are not reported.
     """
 
     def stored(self, request_id: int, first: int, names: SequenceOf[Hashable]) -> None:
-        """Handles new contents: the full blocks first, first + 1, ... of the tokens of a request."""
+        """Handles new contents: the full blocks first, first + 1, ... of a request's tokens."""
 
     def removed(self, names: SequenceOf[Hashable]) -> None:
         """Handles contents that are no longer in the cache: evicted, or never computed."""
@@ -357,14 +357,14 @@ class ContentListener(Protocol):
         """
 
     def removed_below(self, tier: str, names: SequenceOf[Hashable]) -> None:
-        """Handles contents that a tier below the GPU has no longer."""
+        """Handles contents that a tier below the GPU no longer has."""
 
 
 NO_HISTORY = 0
 
 
 def extend_history(history: int, segments: Iterable[Segment]) -> int:
-    """Returns the history after further segments; it is equal in every process."""
+    """Returns the history after further segments; it is the same in every process."""
     for content_id, num_tokens in segments:
         history = hash((history, content_id, num_tokens))
     return history
@@ -399,23 +399,23 @@ class FutureUses:
 
 
 Offer = Callable[[Sequence, int], None]
-"""Offers the first blocks of a sequence, as many as given."""
+"""Offers the given number of leading blocks of a sequence."""
 
 
 class Answers:
     """The running sequences that generate answers with a content id, by the place of the answer.
 
     offer: offers blocks in the pool. lookahead: tokens after a block that belong to its content.
-    num_readable: returns the first tokens of a running sequence that are known and computed; the engine sets
-    it (`BlockPool.watch`).
+    num_readable: returns the number of leading tokens of a running sequence that are known and computed; the
+    engine sets it (`BlockPool.watch`).
 
-    The answers that running sequences generate, where they have content ids that others can look up.
+    The answers of running sequences with content ids that other requests can look up.
 
     As in vLLM, a generated block is offered to others when its last token is known and has been computed or
-    will be in the current step. Nothing happens token by token: the blocks of a place (`content.Places`) are
-    offered when a lookup could find them, or when a sequence adds or frees blocks there. Meanwhile decoding
-    sequences advance together, so the one that is ahead has filled each block first; of two at the same
-    token, it is the one admitted first. This decides which of equal blocks is the copy.
+    will be in the current step. No work is done per token: the blocks of a place (`content.Places`) are
+    offered when a lookup could find them, or when a sequence adds or frees blocks there. Decoding sequences
+    advance together, so the sequence that is ahead filled each block first; between two at the same token,
+    the one admitted first did. This decides which of two equal blocks is the copy.
     """
 
     def __init__(self, offer: Offer, block_size: int, lookahead: int = 0) -> None:
@@ -424,29 +424,29 @@ class Answers:
         self._block_size = block_size
         self._lookahead = lookahead
         self.writers: dict[int, dict[int, Sequence]] = {}
-        """By place of answers: the running sequences that generate tokens there, by request id."""
+        """The running sequences that generate tokens at each place of answers, by request id."""
         self.num_shared = 0
         """Number of places at which several sequences generate tokens."""
 
     def begin(self, seq: Sequence) -> None:
-        """Adds an admitted sequence with a content id for its answer, unless it has several."""
+        """Adds an admitted sequence with one content id for its answer; ignores one with several."""
         for place in self._places(seq):
             writers = self.writers.setdefault(place, {})
             writers[seq.request_id] = seq
             self.num_shared += len(writers) == 2
 
     def is_shared(self, seq: Sequence) -> bool:
-        """Returns whether other running sequences generate the answer of a sequence, too."""
+        """Returns whether other running sequences also generate the answer of a sequence."""
         return any(len(self.writers.get(place, ())) > 1 for place in self._places(seq))
 
     def offer(self, seq: Sequence) -> None:
-        """Offers what a sequence and those with an equal answer have generated, if there are any."""
+        """Offers the generated blocks of a sequence and of others with an equal answer, if there are any."""
         for place in self._places(seq):
             if len(writers := self.writers[place]) > 1:
                 self._offer_all(writers)
 
     def end(self, seq: Sequence, num_full: int) -> None:
-        """Removes a sequence that frees its blocks, of which the first num_full have all their tokens."""
+        """Removes a sequence that frees its blocks; the first num_full blocks are full."""
         for place in self._places(seq):
             writers = self.writers[place]
             if len(writers) == 1:
@@ -464,11 +464,11 @@ class Answers:
         return [place for place, end in seq.kv.path if end > num_prompt_blocks]
 
     def num_generated(self, seq: Sequence) -> int:
-        """Counts the first tokens of a running sequence that are known and computed; 0 before it decodes."""
+        """Counts a running sequence's leading known and computed tokens; 0 before it decodes."""
         return 0 if seq.state is PREFILLING or seq.state is LOADING else self.num_readable(seq)
 
     def offer_for(self, path: list[PathPart], num_blocks: int) -> bool:
-        """Offers what a lookup of the first num_blocks blocks of a path can find.
+        """Offers the generated blocks among the first num_blocks blocks of a path.
 
         Returns whether a later lookup may find more.
         """
@@ -485,9 +485,9 @@ class Answers:
         return may_grow
 
     def offer_before(self, seq: Sequence) -> bool:
-        """Offers what others have generated where a sequence in prefill adds blocks.
+        """Offers blocks that others have generated at a place to which a sequence in prefill adds blocks.
 
-        Returns whether they may generate more there: then the order of its chunks and their tokens matters.
+        Returns whether they may generate more there; if so, the order of its chunks and their tokens matters.
         """
         is_shared = False
         num_known = max(seq.stored_known - self._lookahead, 0) // self._block_size
@@ -506,7 +506,7 @@ class Answers:
     ) -> None:
         """Offers the full blocks of all writers of a place in the order of their progress.
 
-        but: a sequence of which num_full blocks are offered.
+        but: a sequence that offers only num_full blocks.
         """
         for seq in sorted(writers.values(), key=lambda seq: (-seq.num_computed, seq.admission)):
             num_offered = num_full if seq is but else self.num_generated(seq) // self._block_size

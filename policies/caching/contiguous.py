@@ -1,4 +1,4 @@
-"""One contiguous region of KV memory per sequence, reserved at admission: serving before paging.
+"""One contiguous region of KV memory per sequence, reserved at admission: the method before paging.
 
 Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023,
 sections 3.1 and 6.1, compare with such systems. The reserved length is one of:
@@ -9,8 +9,8 @@ sections 3.1 and 6.1, compare with such systems. The reserved length is one of:
                     (Oracle), with the output rounded up to a power of two Orca (Pow2)
 
 A sequence that reaches the end of its region gets one of twice the length: in place, if the memory after it
-is free; else, with `moves`, at another address. If neither is possible, it is preempted and requests twice as
-much at its next admission (S3, section 3).
+is free; else, with `moves`, at another address. If neither is possible, it is preempted and requests twice
+the length at its next admission (S3, section 3).
 
     region   |--- filled ---|--- filled later: reserved ---|--- never filled: internal ---|
     memory   |  region  |  free  |     region     | free |        free: external, if too short
@@ -85,7 +85,7 @@ class Holding:
     since: int = 0
     """Iteration since which the region has had this length."""
     met_fragments: bool = False
-    """Whether there were enough free blocks while it waited, but not in one piece."""
+    """Whether, while it waited, enough blocks were free but not contiguous."""
 
 
 class RegionPool(BlockPool):
@@ -97,23 +97,23 @@ class RegionPool(BlockPool):
         super().__init__(allocator.num_tokens, settings.block_size)
         self.unfilled = array("q")
         self.num_fragmented = 0
-        """Admissions that had to wait although there were enough free blocks, but not in one piece."""
+        """Admissions that waited because enough blocks were free but not contiguous."""
         self.num_moved_tokens = 0
         """Number of tokens with KV that was copied to a longer region."""
         self._settings = settings
         self._allocator = allocator
         self._capacity = allocator.largest_free * settings.block_size
         self._max_model_len = max_model_len
-        self._since: dict[int, int] = {}  # of each region, by request id: see `Holding.since`
+        self._since: dict[int, int] = {}  # per region, by request id: see `Holding.since`
 
     @property
     def unfilled_since(self) -> int:
-        """First iteration with which rows that `unfilled` does not have yet may begin."""
+        """Earliest first iteration of rows that may still be added to `unfilled`."""
         return min(self._since.values(), default=self.num_iterations)
 
     @property
     def max_tokens_per_seq(self) -> int:
-        """Number of tokens of the longest region of the empty memory."""
+        """Number of tokens in the longest region of the empty memory."""
         return self._capacity
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
@@ -139,11 +139,11 @@ class RegionPool(BlockPool):
         holding.met_fragments = False
 
     def blocks_to_grow(self, seq: Sequence, num_held: int, num_tokens: int) -> int:
-        """Returns 0, because the region has the blocks."""
+        """Returns 0, because the region already has the blocks."""
         return 0
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Returns growth up to the end of the region; there the length is doubled, or None is returned."""
+        """Returns growth up to the end of the region. At the end, doubles the region or returns None."""
         holding = self._holding(seq)
         if seq.stored_computed >= self._room(holding) and not self._double(seq, holding):
             return None
@@ -166,7 +166,7 @@ class RegionPool(BlockPool):
         seq.block_ids = []
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
-        """Returns the number of blocks of its region, whatever the number of tokens in it."""
+        """Returns the number of blocks of its region, regardless of the tokens in it."""
         region = self._holding(seq).region
         return 0 if region is None else region.num_tokens
 
@@ -197,7 +197,7 @@ class RegionPool(BlockPool):
     def _reservation(self, seq: Sequence) -> int:
         """Computes the number of tokens that a sequence reserves at its first admission.
 
-        It may exceed the memory.
+        The number may exceed the memory.
         """
         settings, num_prompt = self._settings, seq.num_prompt_tokens
         if settings.reserve == "max_model_len":
@@ -217,7 +217,7 @@ class RegionPool(BlockPool):
         return 0 if holding.region is None else holding.region.num_tokens * self.block_size
 
     def _double(self, seq: Sequence, holding: Holding) -> bool:
-        """Tries to double the region of a sequence that has filled it; returns whether that was possible."""
+        """Tries to double the filled region of a sequence; returns whether that was possible."""
         region, room = holding.region, self._room(holding)
         assert region is not None
         holding.num_wanted = min(2 * room, seq.max_num_tokens, self._capacity)

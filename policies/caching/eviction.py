@@ -16,7 +16,7 @@ from fieldlimits import Checked, NonNegative, Share
 
 
 class Entry(Protocol):
-    """A cached entry as an order may read it. Stamps count cache operations; they are not times."""
+    """A cached entry as an eviction order sees it. Stamps count cache operations; they are not times."""
 
     @property
     def last_access(self) -> int:
@@ -36,7 +36,7 @@ class Entry(Protocol):
 
     @property
     def depth(self) -> int:
-        """Number of tokens before its first one."""
+        """Number of tokens before its first token."""
 
     @property
     def priority(self) -> int:
@@ -52,16 +52,16 @@ class Entry(Protocol):
 
     @property
     def next_use(self) -> float:
-        """Index of the next request that uses it, inf if none; known only in an offline replay."""
+        """Index of the next request that uses it; inf: none. Known only in an offline replay."""
 
 
 class Eviction(Protocol):
-    """An order of eviction. Every method except `key` has a default for orders without state."""
+    """An eviction order. Every method except `key` has a default for orders without state."""
 
     __slots__ = ()
 
     is_offline: ClassVar[bool] = False
-    """Whether the order needs the future requests, which no engine knows."""
+    """Whether the order needs the future requests, which are unknown to engines."""
     num_queues: ClassVar[int] = 1
 
     def key(self, entry: Entry) -> tuple[float, ...]:
@@ -87,10 +87,10 @@ class Eviction(Protocol):
         return 0
 
     def reprieve(self, entry: Entry) -> int | None:
-        """Returns the queue that the entry to be evicted joins instead; None: it is evicted.
+        """Returns the queue that a victim joins instead of being evicted; None: it is evicted.
 
         If it joins a queue, its key is computed and `victim_queue` is called again. No entry may be spared
-        without end.
+        forever.
         """
         return None
 
@@ -110,7 +110,7 @@ class Ghosts:
         return len(self._tokens)
 
     def recall(self, content_id: int) -> bool:
-        """Removes an id, because its content is inserted again; returns whether it was stored."""
+        """Removes an id because its content is inserted again; returns whether it was stored."""
         num_tokens = self._tokens.pop(content_id, None)
         if num_tokens is None:
             return False
@@ -131,7 +131,7 @@ class Lru(Eviction):
     """Least recently used first; there are no settings.
 
     Assumes that recently used content will be used again. Of the entries that one request used at the same
-    time, the deepest is evicted first, so that a prefix remains.
+    time, the deepest is evicted first, so the prefix stays cached.
     """
 
     def key(self, entry: Entry) -> tuple[float, ...]:
@@ -141,7 +141,7 @@ class Lru(Eviction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lfu(Eviction):
-    """Least frequently used first, among equals the least recently used; there are no settings.
+    """Least frequently used first, ties by least recent use; there are no settings.
 
     Assumes that popularity is stable: counts never decay, so content that was popular once is kept for long
     (`SizeAware` ages its counts). Evicted content that is inserted again starts with a count of one.
@@ -166,10 +166,10 @@ class Fifo(Eviction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Priority(Eviction):
-    """Lowest priority first, among equals the least recently used; there are no settings.
+    """Lowest priority first, ties by least recent use; there are no settings.
 
     Assumes that clients set priorities truthfully. An entry keeps the highest priority of the inserts through
-    it, so that a shared prefix has the priority of its most important request.
+    it, so a shared prefix has the priority of its most important request.
     """
 
     def key(self, entry: Entry) -> tuple[float, ...]:
@@ -181,11 +181,12 @@ class Priority(Eviction):
 class Belady(Eviction):
     """Belady's MIN: evicts the entry with the latest next use (Belady, IBM Systems Journal 1966).
 
-    This is an offline bound: it needs the order of all requests, so no engine can use it, and the cache must
-    be given them (`future.FutureUses`). With entries of one size it has the fewest misses of all orders: an
-    entry is never used later than those after it on its path, so evicting leaves only is no restriction. With
-    entries of several sizes, as in a radix tree, it is a reference and not a proven bound. It assumes that
-    requests are served in the order of arrival; an engine that reorders them deviates from it.
+    This is an offline bound: it needs the order of all requests, so no engine can use it, and the cache needs
+    them as an input (`future.FutureUses`). With entries of equal size it has the fewest misses of all orders:
+    an entry's next use is never later than that of the entries after it on its path, so evicting only leaves
+    is no restriction. With entries of different sizes, as in a radix tree, it is a reference, not a proven
+    bound. It assumes that requests are served in the order of arrival; an engine that reorders them deviates
+    from it.
     """
 
     is_offline: ClassVar[bool] = True
@@ -199,7 +200,7 @@ class Belady(Eviction):
 class SizeAware(Checked, Eviction):
     """Settings of GreedyDual-Size, and the age for one cache.
 
-    GreedyDual-Size with frequency: evicts the entry of least value per freed token.
+    GreedyDual-Size with frequency: evicts the entry with the lowest value per freed token.
 
     Cao and Irani, USITS 1997; Cherkasova, HP Labs 1998:
 
@@ -207,15 +208,15 @@ class SizeAware(Checked, Eviction):
 
     The cost of losing an entry is the number of tokens to recompute: its own, plus a fixed part for the
     prefill that a miss causes. Small and frequently used entries are therefore kept longer. `age` is the
-    value of the last victim; it increases, so that entries that are no longer used are evicted at some time.
+    value of the last victim; it increases, so unused entries are evicted eventually.
     """
 
     fixed_cost_tokens: NonNegative = 512.0
-    """Fixed part of the cost of a miss, in tokens; 0: least frequently used with ageing."""
+    """Fixed part of the cost of a miss, in tokens; 0: least frequently used, with ageing."""
     _age: list[float] = field(init=False, hash=False, repr=False, default_factory=lambda: [0.0])
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Returns the sort key: the value at the present age, then as `Lru`."""
+        """Returns the sort key: the value at the current age, then as `Lru`."""
         value = self._age[0] + entry.hits * (self.fixed_cost_tokens / entry.num_tokens + 1)
         return value, entry.last_access, -entry.depth, entry.inserted
 
@@ -237,10 +238,10 @@ class TwoQ(Checked, Eviction):
 
     2Q, full version: new content joins a probation queue before it can join the main queue.
 
-    Johnson and Shasha, VLDB 1994. New entries join a first-in-first-out probation queue. Content that is
-    inserted again after it was evicted from that queue, while it has a ghost entry, joins the main queue,
-    which is LRU. Content that is used only once therefore does not evict content of the main queue. Uses in
-    the probation queue are not counted; they are regarded as one burst.
+    Johnson and Shasha, VLDB 1994. New entries join a first-in-first-out probation queue. Evicted content of
+    that queue that is inserted again while it has a ghost entry joins the main queue, which is LRU. Content
+    that is used only once therefore evicts nothing from the main queue. Uses in the probation queue are not
+    counted; they are treated as one burst.
 
     Memory pressure: victims are taken from the probation queue while it has more than its share, else from
     main. Ghost entries use no KV memory.
@@ -249,7 +250,7 @@ class TwoQ(Checked, Eviction):
     num_queues: ClassVar[int] = 2
 
     probation_share: Share = 0.25
-    """Share of the cached tokens up to which nothing is evicted from the probation queue."""
+    """Share of the cached tokens up to which the probation queue keeps its entries."""
     ghost_share: NonNegative = 0.5
     """Tokens of evicted content with a ghost entry, as a share of the cached tokens."""
     _ghosts: Ghosts = field(init=False, hash=False, repr=False, compare=False, default_factory=Ghosts)
@@ -269,7 +270,7 @@ class TwoQ(Checked, Eviction):
         return MAIN if self._ghosts.recall(entry.content_id) else PROBATION
 
     def victim_queue(self, queue_tokens: Sequence[int]) -> int:
-        """Returns the probation queue while it has more than its share, else the main one."""
+        """Returns the probation queue while it has more than its share, else the main queue."""
         over = queue_tokens[PROBATION] > self.probation_share * sum(queue_tokens)
         return PROBATION if over else MAIN
 
@@ -304,26 +305,27 @@ class S3Fifo(Checked, Eviction):
     Yang et al., SOSP 2023. All queues are first in, first out.
 
         new content ---> small ---> evicted, its id is stored as a ghost
-                           | used twice or more                      \ inserted again while it is a ghost
-                           v                                          v
-                         main  ---> evicted if not used; else reinserted into main with one use less
+                           | used twice or more                      \ inserted again while it is a ghost v v
+                           main  ---> evicted if not used; else reinserted into main with one use less
 
     Uses are counted up to 3, in 2 bits, from the time at which an entry joined small or moved from small to
-    main. The pseudo-code of the paper continues to evict from the small queue when a promotion has evicted an
-    entry from a full main queue; here the eviction ends with the first evicted entry.
+    main. In the paper's pseudo-code, the small queue keeps evicting after a promotion has evicted an entry
+    from a full main queue; here the eviction stops after the first evicted entry.
 
-    Assumes that most content is used once, and that content which is used again is used soon. In a radix tree
-    a use is a request that passes through the node. A locked node keeps its position in its queue. The first
-    half of a split node joins its queue again when it becomes a leaf, with its uses so far, up to 3.
-    Memory pressure: victims are taken from the small queue while it has its share or more, else from main.
+    Assumes that most content is used once, and that reused content is reused soon. In a radix tree a use is a
+    request that passes through the node. A locked node keeps its position in its queue. The first half of a
+    split node rejoins its queue when it becomes a leaf, with its uses so far, up to 3. Memory pressure:
+    victims are taken from the small queue while it has its share or more, else from main.
     """
 
     num_queues: ClassVar[int] = 2
 
     small_share: Share = 0.1
-    """Share of the cached tokens below which nothing is evicted from the small queue."""
+    """Share of the cached tokens below which the small queue keeps its entries."""
     ghost_share: NonNegative = 0.9
-    """Tokens of evicted content with a ghost entry, as a share of the cached tokens; as many as in main."""
+    """Tokens of evicted content with a ghost entry, as a share of the cached tokens; the same number as in
+    main.
+    """
     _joined: dict[int, _Joined] = field(
         init=False, hash=False, repr=False, compare=False, default_factory=dict
     )
@@ -342,12 +344,12 @@ class S3Fifo(Checked, Eviction):
         return replace(self)
 
     def admit(self, entry: Entry) -> int:
-        """Returns the main queue for content with a ghost entry, else the small one."""
+        """Returns the main queue for content with a ghost entry, else the small queue."""
         self._join(entry, entry.hits)
         return MAIN if self._ghosts.recall(entry.content_id) else SMALL
 
     def victim_queue(self, queue_tokens: Sequence[int]) -> int:
-        """Returns the small queue while it has its share or more, else the main one."""
+        """Returns the small queue while it has its share or more, else the main queue."""
         has_share = queue_tokens[SMALL] >= self.small_share * sum(queue_tokens)
         return SMALL if has_share else MAIN
 
@@ -380,7 +382,7 @@ class S3Fifo(Checked, Eviction):
 
 
 class Candidate(Entry, Protocol):
-    """An entry of `Candidates`, which alone writes the last three attributes."""
+    """An entry of `Candidates`. Only `Candidates` writes the last three attributes."""
 
     @property
     def is_candidate(self) -> bool:
@@ -444,7 +446,7 @@ class Candidates(Generic[C]):
         return None
 
     def holds(self, entry: C) -> bool:
-        """Returns whether `pop` would return the entry at some time; O(n), for integrity checks."""
+        """Returns whether `pop` would eventually return the entry; O(n), for integrity checks."""
         return entry.is_pending or any(
             item is entry and version == entry.version for heap in self._heaps for _, _, version, item in heap
         )

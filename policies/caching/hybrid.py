@@ -1,10 +1,10 @@
 """A cache with one block table per group of layers, for models with windows (vLLM's hybrid KV cache manager).
 
-Prefixes are found as by `prefix`, if all groups have the KV that their attention reaches: full attention all
-blocks, a window its last ones. The groups, and their rules, are `block_tables.KvGroup`. Memory pressure: as
-`prefix`, where a sequence with a full window holds a constant number of blocks of its groups with that
-window. Horizon: as `paged`, and up to the token with which a window of a sequence leaves a block behind, so
-leaps are short.
+Prefixes are found as in `prefix` if all groups have the KV that their attention reaches: all blocks for full
+attention, the last ones for a window. `block_tables.KvGroup` defines the groups and their rules. Memory
+pressure: as `prefix`. A sequence with a full window holds a constant number of blocks in the groups with that
+window. Horizon: as `paged`, and up to the token with which a sequence's window moves past a block, so leaps
+are short.
 """
 
 from __future__ import annotations
@@ -47,25 +47,26 @@ class Tables:
 
     def __init__(self, path: list[PathPart], num_groups: int) -> None:
         self.path = path
-        self.found: list[list[CachedBlock | None]] = []  # tables of the cached tokens, by group
+        self.found: list[list[CachedBlock | None]] = []  # tables of the cached tokens, per group
         self.tables: list[list[CachedBlock | None]] = [[] for _ in range(num_groups)]
         self.num_with_content = 0  # first blocks of the sequence with content
         self.num_skipped = [0] * num_groups  # first blocks that a group does not hold
-        self.num_in_chunks = 0  # tokens that were found or computed by chunks
+        self.num_in_chunks = 0  # tokens that were cached or computed in chunks
         self.num_before_chunk = 0  # those before the last chunk
-        self.chunk_iteration = 0  # iterations that were committed with the last chunk
+        self.chunk_iteration = 0  # committed iterations at the last chunk
 
 
 class GroupPool(BlockPool):
-    """A block pool for several block tables per sequence; `groups` says which blocks each of them keeps.
+    """A block pool with several block tables per sequence; `groups` defines the blocks that each keeps.
 
-    max_in_flight_tokens: tokens of the steps that are planned and have not ended, at most. A sequence is
-    admitted if the blocks that it holds at the same time are free, not those of all its tokens.
+    max_in_flight_tokens: maximum number of tokens in planned, unfinished steps. A sequence is admitted if its
+    maximum number of simultaneously held blocks is free, which may be less than the blocks for all its
+    tokens.
 
-    The pool of a cache with KV groups: one block table per group (`KvGroup`), blocks from one pool.
+    The pool of a cache with KV groups: one block table per group (`KvGroup`), all blocks from one pool.
 
-    Blocks without content are counted; blocks with content, which later sequences can find, are objects in an
-    index and, while no sequence owns them, in the order in which they will be evicted.
+    Blocks without content are only counted. Blocks with content, which later sequences can find, are objects
+    in an index; while no sequence owns them, they are also in the eviction order.
 
         num_blocks = free without content + free with content (LRU) + blocks of sequences, with and without
         content
@@ -101,7 +102,7 @@ class GroupPool(BlockPool):
             self._kinds.setdefault((group.window, group.is_chunked), []).append(number)
 
     def plan_ahead(self) -> None:
-        """Keeps the blocks to which the attention of the step in flight reaches until it has ended."""
+        """Keeps the blocks that the attention of the step in flight reaches until the step has ended."""
         self._plans_ahead = True
 
     # Lookups.
@@ -130,7 +131,7 @@ class GroupPool(BlockPool):
         )
 
     def _longest_hit(self, contents: list[Content]) -> int:
-        """Returns the number of first blocks after which all groups can continue."""
+        """Returns the number of leading blocks after which all groups can continue."""
         num_hit, before = len(contents), -1
         while num_hit != before:
             before = num_hit
@@ -144,13 +145,13 @@ class GroupPool(BlockPool):
         return num_hit
 
     def _num_skipped(self, num_computed: int) -> list[int]:
-        """Returns by group the first blocks that are not needed once num_computed tokens are computed."""
+        """Returns per group the number of leading blocks not needed once num_computed tokens are computed."""
         return [group.num_skipped(num_computed) // self.block_size for group in self.groups]
 
     # Admission and growth.
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
-        """Returns whether there is room for the blocks that it holds at once, and for its first chunk."""
+        """Returns whether there is room for its simultaneously held blocks and for its first chunk."""
         room = self.num_free if is_alone else self.num_free - self.num_watermark_blocks
         room -= self.num_free_found(seq, num_cached) + seq.num_adapter_blocks + self.num_state_blocks
         if self._num_missing(num_cached, self.num_first_tokens, is_capped=False) > room:
@@ -161,7 +162,7 @@ class GroupPool(BlockPool):
         )
 
     def _num_missing(self, num_cached: int, num_tokens: int, *, is_capped: bool) -> int:
-        """Counts the blocks of all groups for num_tokens tokens, without those of the cached ones."""
+        """Counts the blocks of all groups for num_tokens tokens, without those of cached tokens."""
         num_blocks, num_hit = self.blocks_for(num_tokens), num_cached // self.block_size
         if not is_capped:
             return self.num_tables * max(0, num_blocks - num_hit)
@@ -215,7 +216,7 @@ class GroupPool(BlockPool):
             self.take(self.num_tables * (num_blocks - num_before))
             self._offer(seq, num_tokens // self.block_size)
             return
-        skipped = self._num_skipped(num_tokens)  # loaded KV that no layer of a group attends to has no block
+        skipped = self._num_skipped(num_tokens)  # loaded KV that no layer of a group attends to gets no block
         self.take(sum(num_blocks - max(num_before, first) for first in skipped))
         self._slide_to(seq, skipped, num_before)
 
@@ -237,7 +238,7 @@ class GroupPool(BlockPool):
             self._slide_to(seq, skipped, self.blocks_for(num_computed))
 
     def _num_ended(self, seq: Sequence, num_computed: int) -> int:
-        """Returns how many of a sequence's computed tokens are of steps that have ended."""
+        """Returns the number of a sequence's computed tokens in finished steps."""
         held: Tables = seq.kv
         if not self._plans_ahead:
             return num_computed
@@ -256,14 +257,14 @@ class GroupPool(BlockPool):
         held.num_skipped = skipped
 
     def growth(self, seq: Sequence) -> Growth:
-        """Returns growth by a block per group, up to the token with which a window leaves a block behind."""
+        """Returns growth by a block per group, up to the token with which a window moves past a block."""
         limits = [
             group.next_skip(skipped, self.block_size)
             for group, skipped in zip(self.groups, seq.kv.num_skipped, strict=True)
         ]
         until = min((limit for limit in limits if limit is not None), default=seq.max_num_tokens)
         if self._plans_ahead and until > self._num_ended(seq, seq.stored_computed):
-            # The step of a token has ended when the step after the next one is planned.
+            # A token's step has ended when the step after the next one is planned.
             until = max(until, seq.stored_computed) + 1
         return PAGED if until >= seq.max_num_tokens else Growth(until=until)
 
@@ -277,7 +278,7 @@ class GroupPool(BlockPool):
 
     @property
     def num_free_without_copy(self) -> int:
-        """Number of free blocks per group: a plan that decodes takes one in every group."""
+        """Number of free blocks per group, because a decode takes one block in every group."""
         return self.num_free // self.num_tables
 
     @property
@@ -285,7 +286,7 @@ class GroupPool(BlockPool):
         return True
 
     def take(self, num_blocks: int) -> None:
-        """Takes free blocks: first those without content, then those that became free first."""
+        """Takes free blocks: first blocks without content, then those that became free first."""
         super().take(num_blocks)
         while len(self._unowned) > self.num_free:
             self._evict()
@@ -308,7 +309,7 @@ class GroupPool(BlockPool):
             del index[block.content]
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
-        """Gives the first num_full blocks of a sequence their contents, as far as they have none."""
+        """Assigns contents to those of a sequence's first num_full blocks that have none."""
         held: Tables = seq.kv
         first = held.num_with_content
         if not self._keeps_content or num_full <= first:
@@ -324,7 +325,7 @@ class GroupPool(BlockPool):
                 table.append(block)
 
     def _withdraw(self, seq: Sequence, num_full: int) -> None:
-        """Takes the contents from the blocks after the first num_full ones: they will not be computed."""
+        """Removes the contents of the blocks after the first num_full ones: they will not be computed."""
         held: Tables = seq.kv
         for table in held.tables:
             for block in table[num_full:]:
@@ -334,9 +335,9 @@ class GroupPool(BlockPool):
         held.num_with_content = num_full
 
     def _disown(self, blocks: list[CachedBlock | None], request_id: int) -> None:
-        """Removes an owner; blocks without owners are evicted in the reverse of their order in the sequence.
+        """Removes an owner; blocks without owners are evicted in reverse order of the sequence.
 
-        Counted as free already are all blocks, also those with other owners.
+        All blocks must already be counted as free, including those with other owners.
         """
         for block in reversed(blocks):
             if block is None:
@@ -401,8 +402,8 @@ class GroupPool(BlockPool):
 
 
 def _contents(path: list[PathPart], first: int, end: int) -> Iterator[Content]:
-    """Yields the contents of blocks first to end - 1 of a sequence, as far as its path reaches."""
-    start = 0  # number in the sequence of the first block of a place
+    """Yields the contents of a sequence's blocks first to end - 1, as far as its path reaches."""
+    start = 0  # number, in the sequence, of a place's first block
     for place, place_end in path:
         for number in range(max(first, start), min(end, place_end)):
             yield place, number - start

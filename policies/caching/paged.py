@@ -23,16 +23,15 @@ class Paged(Caching):
     watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
     presume_cached: bool = False
-    """Whether every full block of a prompt except its last one is assumed to be cached, without a lookup.
-
-    Models measurements that send the same few prompts again and again to an engine with prefix caching. The
-    blocks are not shared: each sequence takes its own.
+    """Whether every full block of a prompt except the last is assumed to be cached, without a lookup. This
+    models measurements that repeat the same few prompts on an engine with prefix caching. The blocks are not
+    shared: each sequence takes its own.
     """
 
     shares_branches: bool = True
     """Whether the branches of one request share KV blocks.
 
-    If not, each has its own copies; the copying takes no time.
+    If not, each branch has its own copies; copying takes no time.
     """
 
     def pool(self, memory: KvMemory) -> BlockPool:

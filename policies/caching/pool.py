@@ -1,8 +1,8 @@
-"""The interface of KV caches: settings that create a block pool for the memory that it manages.
+"""The interface of KV caches: settings that create a block pool, and the pool.
 
-One idea in more than 400 lines, as most of them say what each method promises. The pool counts free and used
-blocks and assigns physical block ids. Decisions depend on counts only; physical ids are assigned on request.
-`BlockPool` itself is the pool of the paged cache; subclasses override methods.
+The module is long because it documents the contract of each method. The pool counts free and used blocks and
+assigns physical block ids. Decisions depend on counts only; physical ids are assigned on request. `BlockPool`
+itself is the pool of the paged cache; subclasses override methods.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BlockPool:
     Physical ids are assigned by `block_ids`: a GPU engine calls it at every step, the simulator never. Ids
     are 1 to num_blocks; block 0 is the null block.
 
-        num_blocks = num_free + blocks owned by sequences;  ids assigned to a sequence <= blocks it owns
+        num_blocks = num_free + blocks owned by sequences;  ids assigned to a sequence <= blocks that it owns
 
     The methods are called for a sequence in this order:
         num_cached, num_loadable, can_admit
@@ -50,16 +50,16 @@ class BlockPool:
     slides: ClassVar[bool] = False
     """Whether `slide` may free blocks of a sequence while it runs."""
     copies: ClassVar[bool] = False
-    """Whether some free blocks are taken with a copy to another tier, or in several tables at once."""
+    """Whether taking a free block may need a copy to another tier, or a block in several tables."""
     num_tables: int = 1
-    """Number of block tables of a sequence: the blocks that it needs for block_size tokens."""
+    """Number of block tables of a sequence, which is its number of blocks per block_size tokens."""
     num_first_tokens: int = 0
-    """Tokens with KV after the first step of the sequence that `can_admit` is asked about."""
+    """Tokens with KV after the first step of the sequence passed to `can_admit`."""
     unfilled: array[int] | None = None
     """Token slots that were reserved and never filled; None for a pool that does not reserve slots.
 
-    Three numbers each: first iteration in which they were reserved, iteration before which they were freed,
-    number of slots.
+    Each row has three numbers: the first iteration in which the slots were reserved, the iteration before
+    which they were freed, and the number of slots.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0) -> None:
@@ -72,29 +72,30 @@ class BlockPool:
         self.num_free = num_blocks
         self.presume_cached = False
         self.drops_last_block = False
-        """Whether a lookup leaves out the last block that it finds, as drafting needs its hidden states."""
+        """Whether a lookup drops the last block that it finds, because drafting needs its hidden states."""
         self.lookahead = 0
         """Number of tokens after a block that belong to its content; see `look_ahead`."""
         self.num_reprefillable_tokens = 0
         """Number of the last computed tokens of a sequence that no lookup finds.
 
-        A proposer with several layers has not seen the tokens after them, so their KV in it is not final.
+        A proposer with several layers has not seen the tokens after them, so its KV for them is not final.
         """
         self.shares_branches = True
         self.awaits_answer = False
-        """Whether what sequences generate matters to a lookup or prompt of this step: it is not repeated."""
+        """Whether generated tokens affect a lookup or a prompt of this step, so that it cannot be repeated.
+        """
         self.num_extra_blocks = 0
         """Blocks of branches, adapters and states: `take_extra`, `move_to_branches`, `free_extra`."""
         self.now = float("-inf")
         """Time of the engine in seconds, set before every plan and at every commit."""
         self.expires_s = float("inf")
-        """Time of the next call of `expire` that has an effect, in seconds."""
+        """Time, in seconds, at which `expire` next has an effect."""
         self.stores: list[tuple[str, str, int]] = []
         """Copies that the pool requests: (source tier, target tier, tokens)."""
         self.num_state_blocks = 0
-        """Blocks that a sequence owns for its states of linear attention, from its admission on."""
+        """Blocks that a sequence owns for its linear-attention states, from its admission on."""
         self.num_evicted = 0
-        """Number of blocks with content that was evicted; 0 for a pool without contents."""
+        """Number of evicted blocks with content; 0 for a pool without contents."""
         self._free_ids: list[int] = []  # ids that were assigned and are free again, as a stack
         self._num_ids_made = 0  # larger ids were never assigned; a list of them would be large for 1e8 blocks
 
@@ -105,12 +106,12 @@ class BlockPool:
 
     @property
     def unfilled_since(self) -> int:
-        """First iteration with which rows that `unfilled` does not have yet may begin."""
+        """Earliest first iteration of rows that may still be added to `unfilled`."""
         return self.num_iterations
 
     @property
     def max_tokens_per_seq(self) -> int:
-        """Largest number of known tokens with which a sequence alone in the pool can be admitted."""
+        """Maximum number of known tokens of a sequence that is admitted to the empty pool."""
         return self.num_blocks * self.block_size
 
     @property
@@ -137,16 +138,16 @@ class BlockPool:
 
     @property
     def pinned_time(self) -> PinnedTime:
-        """For how long pinned prefixes were kept."""
+        """Durations for which pinned prefixes were kept."""
         return PinnedTime()
 
     def watch(self, num_readable: Callable[[Sequence], int]) -> None:
-        """Receives the engine's count of the tokens of a running sequence that are known and computed."""
+        """Sets the function that counts the known and computed tokens of a running sequence."""
 
     def look_ahead(self, num_tokens: int) -> bool:
-        """Lets so many tokens after a block belong to its content, as the KV of a draft depends on them.
+        """Adds this many tokens after a block to its content, because the draft's KV depends on them.
 
-        Returns whether the pool does; it must be empty.
+        Returns whether the pool supports it; the pool must be empty.
         """
         return False
 
@@ -159,29 +160,29 @@ class BlockPool:
         """Offers the first num_tokens tokens of a decoding sequence; see `needs_offers`."""
 
     def report_to(self, listener: ContentListener) -> bool:
-        """Reports changes of the contents from now on; returns false for a pool that keeps none.
+        """Reports changes of the contents from now on; returns False for a pool without contents.
 
         The pool must be empty.
         """
         return False
 
     def report_delayed(self, running: Iterable[Sequence]) -> None:
-        """Reports what the pool has delayed, after a plan; running: all sequences in a slot."""
+        """Sends delayed reports after a plan; running: all sequences in a slot."""
 
     def offer_generated(self, seq: Sequence) -> None:
-        """Offers the known tokens of a running sequence and of those with an equal answer; see `watch`."""
+        """Offers the known tokens of a running sequence and of others with an equal answer; see `watch`."""
 
     def evict_ahead(self, num_blocks: int) -> None:
-        """Evicts contents until num_blocks are free without content, if the pool does this ahead of need."""
+        """Evicts contents until num_blocks empty blocks are free, if the pool evicts ahead."""
 
     def settle(self) -> None:
-        """Evicts what the prompts of a step need, if the pool delays this: at its end or before transfers."""
+        """Performs the delayed evictions for a step's prompts, at the step's end or before transfers."""
 
     def touch(self, seq: Sequence) -> None:
         """Marks the contents that a waiting sequence would find as used, if that may delay their eviction."""
 
     def num_matched(self, seq: Sequence) -> int:
-        """Counts the known tokens of a waiting sequence with content here; may be all of them."""
+        """Counts the known tokens of a waiting sequence with content here, possibly all of them."""
         return self.num_cached(seq)
 
     def clear_cache(self) -> None:
@@ -206,20 +207,20 @@ class BlockPool:
         return self.blocks_to_admit(seq) <= room
 
     def num_free_found(self, seq: Sequence, num_cached: int) -> int:
-        """Counts the free blocks that a waiting sequence takes for its num_cached cached tokens."""
+        """Counts the free blocks that hold a waiting sequence's num_cached cached tokens."""
         return self.blocks_for(num_cached)
 
     def blocks_to_admit(self, seq: Sequence) -> int:
         """Counts the blocks that a waiting sequence needs if none of its tokens is cached.
 
-        Includes the blocks of its branches, if it had any before a preemption, of its adapter and its states.
-        Leaves out those that it may get after its admission (`StepBuilder.reserve_first_chunks`).
+        Includes the blocks of its branches (if it had any before a preemption), its adapter and its states.
+        Excludes blocks that it may get after its admission (`StepBuilder.reserve_first_chunks`).
         """
         num_more = seq.num_extra_blocks + seq.num_adapter_blocks - seq.num_unreserved_blocks
         return -(-seq.stored_known // self.block_size) + num_more + self.num_state_blocks
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
-        """Gives a sequence that can be admitted the blocks of its num_cached cached tokens."""
+        """Assigns the blocks of its num_cached cached tokens to a sequence that can be admitted."""
         if num_cached:
             self.take(self.blocks_for(num_cached))
 
@@ -237,8 +238,8 @@ class BlockPool:
     def named_stores(self, read: Set[tuple[str, Content]]) -> tuple[list[Transfer], list[Transfer]]:
         """Returns the transfers of `stores` with block ids, and dropped contents, for an engine that copies.
 
-        read: (tier, content) that the loads since the last call read. Returns the transfers before these
-        loads and those after them.
+        read: (tier, content) read by the loads since the last call. The result has the transfers before and
+        after these loads.
         """
         return [], []
 
@@ -247,7 +248,7 @@ class BlockPool:
 
     @property
     def num_free_without_copy(self) -> int:
-        """Number of free blocks that are taken without a copy to another tier."""
+        """Number of free blocks that can be taken without a copy to another tier."""
         return self.num_free
 
     def blocks_to_grow(self, seq: Sequence, num_held: int, num_tokens: int) -> int:
@@ -266,19 +267,19 @@ class BlockPool:
         return False
 
     def plan_ahead(self) -> None:
-        """Is called once by an engine that plans a step before the step before has ended."""
+        """Is called once by an engine that plans a step before the previous step has ended."""
 
     def slide(self, seq: Sequence, num_computed: int) -> None:
         """Frees the blocks that no further token of a sequence with num_computed tokens attends to.
 
-        Is called when the sequence is about to get tokens, before its blocks are counted; see `slides`.
+        Is called before the sequence gets tokens and before its blocks are counted; see `slides`.
         """
 
     def computed(self, seq: Sequence, num_tokens: int) -> None:
         """Is called after a chunk of a sequence, which now has KV for num_tokens tokens."""
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Returns the growth of a sequence's KV while it decodes; None: there is no room for it.
+        """Returns the growth of a sequence's KV while it decodes; None if there is no room for it.
 
         Is called when the sequence begins to decode and at the limit of the previous growth. May take blocks,
         or drop tokens and record this in seq.num_dropped.
@@ -316,7 +317,7 @@ class BlockPool:
         self._free_ids.extend(ids)
 
     def draw(self, num_ids: int) -> list[int]:
-        """Assigns physical ids: first those that are free again, then new ones, in order."""
+        """Assigns physical ids: first freed ids, then new ones in order."""
         free_ids = self._free_ids
         num_again = min(num_ids, len(free_ids))
         ids = [free_ids.pop() for _ in range(num_again)]
@@ -341,15 +342,16 @@ class BlockPool:
     def sharers(self, seq: Sequence) -> Iterable[int]:
         """Returns the request ids of sequences with a hit on blocks that this sequence has not computed yet.
 
-        They exist only in a pool that offers blocks before they are computed; the current step admitted them.
+        There are such sequences only in a pool that offers blocks before they are computed; the current step
+        admitted them.
         """
         return ()
 
     def owners_found(self, seq: Sequence) -> Iterable[int]:
         """Returns the owners of the last block that `num_cached` has just found for a waiting sequence.
 
-        Request ids, and numbers below 0 of pins. Like `sharers`, they are told by a pool that offers blocks
-        before they are computed.
+        Owners are request ids, or negative numbers for pins. Like `sharers`, only a pool that offers blocks
+        before they are computed returns any.
         """
         return ()
 
@@ -391,17 +393,19 @@ class KvMemory(NamedTuple):
     max_model_len: int = 2**31  # prompt and output tokens of one sequence
     future: FutureUses | None = None  # future requests, for offline bounds; no engine knows them
     groups: tuple[KvGroup, ...] = ()  # KV groups of the model, for a cache that has them
-    max_in_flight_tokens: int = 2**31  # tokens of steps that have not ended, at most
-    state_blocks: int = 0  # blocks that a sequence takes for its states of linear attention
+    max_in_flight_tokens: int = 2**31  # maximum number of tokens in unfinished steps
+    state_blocks: int = 0  # blocks of a sequence for its linear-attention states
 
 
 class WeightReads(NamedTuple):
-    """Attention weights that the choice of kept tokens reads; fused (flash) kernels do not return them."""
+    """Attention weights that the selection of kept tokens reads; fused (flash) kernels do not return them."""
 
     decode_share: float = 0.0
     """Share of the heads whose weights are read in every decode step."""
     prompt_rows: int | None = None
-    """Last rows of a prompt whose weights are read once, at its end; None: those of every row are."""
+    """Number of last rows of a prompt whose weights are read once, at its end; None: the weights of every row
+    are read.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -409,11 +413,13 @@ class Caching(Checked):
     """Settings of a cache. A policy overrides `pool` and further methods as needed."""
 
     changes_outputs: ClassVar[bool] = False
-    """Whether the model's outputs change, because attention does not see KV that was dropped."""
+    """Whether the model's outputs change, because attention does not see dropped KV."""
     has_groups: ClassVar[bool] = False
-    """Whether a block has the KV of one group of layers, not of all; see `policies.caching.block_tables`."""
+    """Whether a block holds the KV of one group of layers instead of all; see
+    `policies.caching.block_tables`.
+    """
     holds_states: ClassVar[bool] = False
-    """Whether a sequence may take blocks for its states of linear attention (`KvMemory.state_blocks`)."""
+    """Whether a sequence may take blocks for its linear-attention states (`KvMemory.state_blocks`)."""
     finds_prefixes: ClassVar[bool] = False
     """Whether later sequences find the KV of equal prefixes."""
 
@@ -427,7 +433,7 @@ class Caching(Checked):
 
     @property
     def needs_future(self) -> bool:
-        """True if the cache needs the future requests (`KvMemory.future`), which no engine knows."""
+        """True if the cache needs the future requests (`KvMemory.future`), which are unknown to engines."""
         return False
 
     @property
@@ -437,12 +443,12 @@ class Caching(Checked):
 
     @property
     def weight_reads(self) -> WeightReads | None:
-        """Attention weights that the cache reads; None: none, so that fused kernels compute attention."""
+        """Attention weights that the cache reads; None: none, so fused kernels compute attention."""
         return None
 
     @property
     def quality_note(self) -> str:
-        """Clause on the outputs of a cache that changes them, for the notes of a run."""
+        """Clause for the notes of a run about outputs that the cache changes."""
         return "their quality is not simulated"
 
     @abstractmethod
@@ -452,7 +458,7 @@ class Caching(Checked):
 
 
 def pool_of(caching: Caching, memory: KvMemory) -> BlockPool:
-    """Returns an empty pool of a cache. Raises WrongDecisionError if it makes something else."""
+    """Returns an empty pool of a cache. Raises WrongDecisionError if the cache creates anything else."""
     pool: object = caching.pool(memory)
     if not isinstance(pool, BlockPool):
         raise returned(caching, "pool", pool, "must return a policies.caching.pool.BlockPool")

@@ -4,19 +4,18 @@ Only full blocks are cached. A block is offered to other sequences as soon as it
 the step that computes it writes its KV, layer by layer, before other sequences read it. If the sequence that
 computes it is preempted in that step, the sequences that the step has admitted with a hit on the block are
 preempted, too. After a hit at least one known token remains to be computed. Free blocks keep their content
-and are evicted in the order in which they became free (LRU), the last block of a sequence first; free blocks
-without content are taken before. The same content may be stored twice if two sequences compute it at the same
-time. Prefixes that clients pay for (`Prompt.num_pinned`: prompt caching of APIs) are kept for pin_s seconds
-after each use, within a reserved share of the memory. Output tokens with a content id are offered as soon as
-they fill a block, too (policies/caching/content.py), so that a sequence that was preempted has a hit on what
-another one with the same answer has generated since; others when their sequence has ended or was preempted.
+and are evicted in the order in which they became free (LRU), the last block of a sequence first. Free blocks
+without content are taken before them. The same content may be stored twice if two sequences compute it at the
+same time. Prefixes that clients pay for (`Prompt.num_pinned`: prompt caching of APIs) are kept for pin_s
+seconds after each use, within a reserved share of the memory. Output tokens with a content id are also
+offered as soon as they fill a block (policies/caching/content.py), so a preempted sequence has a hit on
+tokens that another sequence with the same answer has generated since. Other output tokens are offered when
+their sequence ends or is preempted.
 
 Memory pressure: sequences take free blocks, with content or without; no sequence is preempted to keep
-content. Horizon: as paged. Taking blocks evicts content, which may shorten the hit of a waiting prompt, never
-lengthen it, so that a prompt without room remains without room.
-
-One idea in more than 400 lines: the settings, the pool, whose blocks have contents that later sequences look
-up, and its blocks (`runs.py`) with a listener to what is offered.
+content. Horizon: as paged. Taking blocks evicts content, which may shorten the hit of a waiting prompt but
+never lengthens it, so a prompt without room remains without room. The module holds the settings and the pool.
+`runs.py` holds its blocks and the listener to offered blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from policies.core.sequence import Sequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixCaching(Caching):
-    """Settings of a paged cache that keeps the blocks of past sequences."""
+    """Settings of a paged cache that keeps the blocks of finished sequences."""
 
     holds_states: ClassVar[bool] = True
     finds_prefixes: ClassVar[bool] = True
@@ -90,7 +89,7 @@ class PrefixPool(BlockPool):
         self._places = Places(block_size)
         self._runs = Runs(self._free_ids)
         self._answers: Answers | None = None
-        self._unsettled: dict[int, Sequence] = {}  # with tokens of their prompts that are not final yet
+        self._unsettled: dict[int, Sequence] = {}  # sequences with prompt tokens whose KV is not final yet
         self._num_kept = 0  # free blocks with content, except those with a pending eviction
 
     def look_ahead(self, num_tokens: int) -> bool:
@@ -192,13 +191,13 @@ class PrefixPool(BlockPool):
         self._offer(seq, seq.stored_computed // self.block_size)
 
     def take(self, num_blocks: int) -> None:
-        """Takes free blocks: first those without content, then those that became free first."""
+        """Takes free blocks: first blocks without content, then those that became free first."""
         self.num_free = num_free = self.num_free - num_blocks
         if num_free < self._num_kept:
             self._evict(self._num_kept - num_free)
 
     def _evict(self, num_blocks: int) -> None:
-        """Adds pending evictions of num_blocks blocks, performed when a place with content is next read."""
+        """Adds pending evictions of num_blocks blocks, performed at the next read of a place with content."""
         assert self.num_free >= 0
         self._num_kept = self.num_free
         self.num_evicted += num_blocks
@@ -245,7 +244,7 @@ class PrefixPool(BlockPool):
             self._places.forget_unused(self._used_places())
 
     def _pin(self, seq: Sequence, held: Holding) -> None:
-        """Pins the prefix that a client pays for, if its sequence has computed more than its hit."""
+        """Pins the paid prefix of a sequence, if the sequence has computed more than its hit."""
         num_pinned = seq.request.prompt.num_pinned
         if num_pinned and seq.stored_computed > seq.num_found:
             self._runs.make_private_run(held, seq.request_id)
@@ -318,7 +317,7 @@ class PrefixPool(BlockPool):
         return held
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
-        """Gives the first num_full blocks of a sequence their contents, after equal ones of others."""
+        """Assigns contents to a sequence's first num_full blocks, after equal blocks of others."""
         held: Holding = seq.kv
         if held.is_private:  # no other sequence generates or finds its blocks
             if num_full > held.num_with_content:
@@ -330,7 +329,7 @@ class PrefixPool(BlockPool):
         self._offer_now(seq, num_full)
 
     def _offer_now(self, seq: Sequence, num_full: int) -> None:
-        """Gives the first num_full blocks of a sequence their contents, as far as they have none."""
+        """Assigns contents to those of a sequence's first num_full blocks that have none."""
         held: Holding = seq.kv
         num_new = num_full - held.num_with_content
         if num_new <= 0:
@@ -339,9 +338,9 @@ class PrefixPool(BlockPool):
             held.num_private += num_new
             held.num_with_content = num_full
             return
-        if held.tail_ids:  # a block that is partly filled must keep its id
+        if held.tail_ids:  # a partly filled block must keep its id
             held.tail_ids += self.draw(num_new - len(held.tail_ids))
-        start = 0  # number in the sequence of the first block of a place
+        start = 0  # number, in the sequence, of a place's first block
         for place, end in held.path:
             if num_full <= end:
                 self._offer_part(seq, held, place, held.num_with_content - start, num_full - start)

@@ -1,12 +1,12 @@
-"""Radix caching, as SGLang's RadixAttention: a radix tree of all past KV, with hits of single tokens.
+"""Radix caching, like SGLang's RadixAttention: a radix tree of all past KV, with token-level hits.
 
-A sequence locks the path of its hit and inserts its computed tokens: each chunk when it is done, the output
-when the sequence ends, in a node of its own; a preempted sequence inserts nothing more. If another sequence
-has inserted the same tokens before, the sequence uses those and frees its own. Unlocked leaves are evicted as
-a whole in the order of an eviction policy.
+A sequence locks the path of its hit and inserts its computed tokens: each chunk when it is done, and the
+output, in its own node, when the sequence ends. A preempted sequence inserts nothing more. If another
+sequence has already inserted the same tokens, the sequence uses those and frees its own. Unlocked leaves are
+evicted as a whole, in the order of an eviction policy.
 
-Memory pressure: leaves are evicted for new tokens, once for all prompts of a step, so that none loses what
-another one has found; locked nodes are kept. A policy may evict ahead (`StepBuilder.evict_ahead`).
+Memory pressure: leaves are evicted for new tokens, once for all prompts of a step, so that no prompt loses
+tokens found by a lookup; locked nodes are kept. A policy may evict ahead (`StepBuilder.evict_ahead`).
 Horizon: as paged; steps with prompt chunks hold for one iteration, because inserting them may free memory.
 """
 
@@ -52,7 +52,7 @@ class Radix(Caching):
 
     @property
     def needs_future(self) -> bool:
-        """True if the cache needs the future requests, which no engine knows."""
+        """True if the cache needs the future requests, which are unknown to engines."""
         return EVICTIONS[self.eviction].is_offline
 
     def pool(self, memory: KvMemory) -> RadixPool:
@@ -152,10 +152,10 @@ class RadixPool(BlockPool):
             self._num_grown[place] += num
 
     def settle(self) -> None:
-        """Evicts for all prompts of a step at once, so that none loses what another has found.
+        """Evicts for all prompts of a step at once, so that no prompt loses tokens found by a lookup.
 
-        SGLang 0.5.23, `alloc_for_extend` in mem_cache/allocation.py: with pages it makes room for one page
-        more per prompt.
+        As in SGLang 0.5.23 (`alloc_for_extend` in mem_cache/allocation.py), pages need room for one more page
+        per prompt.
         """
         num_chunks, num_tokens, num_blocks = self._num_grown
         if not num_chunks:
@@ -239,7 +239,7 @@ class RadixPool(BlockPool):
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         held: Holding = seq.kv
-        if seq.state is not WAITING:  # of a preempted sequence the tree keeps only what it has
+        if seq.state is not WAITING:  # the tree keeps what a preempted sequence has already inserted
             self._insert(seq, num_tokens - num_planned, None)
             if 0 < seq.num_prompt_tokens < held.num_in_tree:  # outputs are evicted before their prompt
                 self._tree.insert(
@@ -319,6 +319,6 @@ class RadixPool(BlockPool):
     def _most(seq: Sequence, num_tokens: int) -> int:
         """Returns the number of the first num_tokens tokens that may be in the tree.
 
-        The outputs of a request with branches may not.
+        The outputs of a request with branches may not be in the tree.
         """
         return num_tokens if seq.request.branching is None else min(num_tokens, seq.num_prompt_tokens)

@@ -1,8 +1,8 @@
 """Radix tree over token sequences: the KV of shared prefixes is stored once (SGLang, NeurIPS 2024).
 
 A sequence is a tuple of segments, `Segment(content_id, num_tokens)`. Two tokens are equal if their segments
-have the same id, they are at the same position of the segment, and all tokens before them are equal. A stream
-of token ids is a tuple of segments of one token each. The time is O(segments), not O(tokens).
+have the same id, their positions in the segments are equal, and all tokens before them are equal. A stream of
+token ids is a tuple of segments of one token each. The time is O(segments), not O(tokens).
 
 Matches, inserts and edges end at multiples of `page_size` tokens (see the picture at `Node`).
 
@@ -101,7 +101,7 @@ class Node:
 
     @property
     def content_id(self) -> int:
-        """Hash of the tokens up to the node's first one, included."""
+        """Hash of the tokens up to and including the node's first one."""
         return hash((self.history, self.segments[0][0], self.skip))
 
     @property
@@ -127,7 +127,7 @@ def child_key(segments: Segments, first: int, skip: int, page_size: int) -> Key:
 
 
 def locate(segments: Segments, num_tokens: int) -> tuple[int, int]:
-    """Finds the token after the first num_tokens tokens: returns its segment and its position there."""
+    """Finds the token after the first num_tokens tokens; returns its segment and its position there."""
     first = 0
     while first < len(segments) and num_tokens >= segments[first][1]:
         num_tokens -= segments[first][1]
@@ -155,15 +155,15 @@ class Match(NamedTuple):
 
 
 class Lookup:
-    """A prompt that may be looked up repeatedly, as that of a waiting request, with its last result."""
+    """A prompt that may be looked up repeatedly (a waiting request's), with its last result."""
 
     __slots__ = ("max_tokens", "next_key", "node", "segments")
 
     def __init__(self, segments: Segments, max_tokens: int | None) -> None:
-        self.segments = segments  # those that may be found: whole pages
+        self.segments = segments  # tokens that may be found: whole pages
         self.max_tokens = max_tokens
-        self.node: Node | None = None  # end of the prefix that was found; None: not looked up yet
-        self.next_key: Key | None = None  # key of the page after it; None: the whole prompt was found
+        self.node: Node | None = None  # end of the found prefix; None: not looked up yet
+        self.next_key: Key | None = None  # key of the page after the prefix; None: the whole prompt was found
 
 
 class Insertion(NamedTuple):
@@ -220,8 +220,8 @@ class RadixTree:
     def match(self, segments: Segments, max_tokens: int | None = None) -> Match:
         """Returns the longest cached prefix of the first max_tokens tokens, in whole pages.
 
-        Marks the nodes of the prefix as accessed. A node that continues after it is split; the second half is
-        marked, too.
+        Marks the nodes of the prefix as accessed. A node that continues beyond the prefix is split; the
+        second half is marked as well.
         """
         return self.match_again(self.lookup(segments, max_tokens))
 
@@ -230,9 +230,10 @@ class RadixTree:
         return Lookup(self._usable(segments, max_tokens)[0], max_tokens)
 
     def match_again(self, lookup: Lookup) -> Match:
-        """Does the same as `match`, without comparing segments if the result is the same as the last time.
+        """Does the same as `match`, without comparing segments if the result is unchanged.
 
-        That is so while the node at the end of the prefix is in the tree and has no child that continues it.
+        The result is unchanged while the node at the end of the prefix is in the tree and has no child that
+        continues it.
         """
         node = lookup.node
         is_gone = node is not self.root and (node is None or node.parent is None)
@@ -279,9 +280,9 @@ class RadixTree:
         """Inserts the path of the first num_tokens tokens, in whole pages.
 
         Tokens without a segment cannot be inserted. num_counted_tokens: tokens that the same request inserted
-        before, for example in earlier chunks: nodes up to there get no second hit. above: a locked node of
-        the path, up to which the request has inserted it before. The nodes up to there are not visited and
-        not marked as accessed: the last insert before they are unlocked must be without it.
+        before, for example in earlier chunks; nodes up to there get no second hit. above: a locked node of
+        the path, up to which the request has already inserted. The nodes up to there are not visited and not
+        marked as accessed, so the last insert before they are unlocked must omit it.
         """
         usable, total = self._usable(segments, num_tokens)
         node, first, skip = self._walk(usable, priority, num_counted_tokens, above)
@@ -310,7 +311,7 @@ class RadixTree:
             node = node.parent
 
     def move_lock(self, node: Node, below: Node) -> None:
-        """Moves a lock of a node to one below it, so that the path between them is locked, too."""
+        """Moves a lock from a node to one below it, so that the path between them is locked as well."""
         while below is not node:
             assert below.parent is not None, "the lock must be moved to a node below"
             if below.lock_count == 0:
@@ -332,7 +333,7 @@ class RadixTree:
             node = node.parent
 
     def evict(self, num_tokens: int) -> int:
-        """Evicts whole leaves until at least num_tokens tokens are free, or all unlocked ones are evicted.
+        """Evicts whole leaves until at least num_tokens tokens are free, or no unlocked leaf is left.
 
         Returns the number of freed tokens. num_tokens may be 0 or negative.
         """
@@ -430,11 +431,11 @@ class RadixTree:
     def _walk(
         self, segments: Segments, priority: int | None, num_counted: int, above: Node | None = None
     ) -> tuple[Node, int, int]:
-        """Follows `segments` as far as the tree has them, from the root or a node above the rest of them.
+        """Follows `segments` as far as the tree has them, from the root or from a node above their rest.
 
-        Marks the nodes as accessed. priority: None for a match, which counts no hits. Returns the last node,
-        split if necessary, and the position of the first token after it: its segment, and the offset in the
-        segment.
+        Marks the nodes as accessed. priority: None for a match, which does not count hits. Returns the last
+        node, split if necessary, and the position of the first token after it: its segment, and the offset in
+        the segment.
         """
         stamp, page_size = self._next_stamp(), self.page_size
         node, first, skip = self.root, 0, 0
@@ -467,7 +468,7 @@ class RadixTree:
                     first, skip = locate(segments, node.depth + num_equal)
                 else:
                     node = child
-                    first, skip = first + len(edge) - 1, edge[-1][1]  # the prompt's segment goes on behind it
+                    first, skip = first + len(edge) - 1, edge[-1][1]  # the prompt's segment continues here
             if priority is not None:
                 if priority > node.priority:
                     node.priority = priority

@@ -7,8 +7,8 @@ its maximum length. This wastes memory in three ways (Kwon et al., SOSP 2023, se
     internal   slots of a region that are never filled, because the request ends before its maximum length
     external   free slots between regions, in pieces too short for the waiting request
 
-Figure 2 of the paper: share of the KV memory by use, in percent. Sums differ from 100 by rounding; for vLLM
-only the first number is given.
+Figure 2 of the paper: share of the KV memory by use, in percent. Sums differ from 100 by rounding; the paper
+gives only the first number for vLLM.
 
                       token states   reserved   internal   external and others
     Orca (Max)            20.4         13.3       57.3             8.9
@@ -16,8 +16,8 @@ only the first number is given.
     Orca (Oracle)         38.2         25.2        -              36.6
     vLLM (paged)          96.3
 
-The Oracle row has no internal part although its regions come from a buddy allocator: we assume that the
-rounding of the buddy allocator is part of "external and others" there.
+The Oracle row has no internal part although its regions come from a buddy allocator. We assume that the
+allocator's rounding is part of "external and others" there.
 
 Assumes nothing about requests: the caller decides the number of token slots of a region.
 Memory pressure: an allocator returns None and changes nothing; the caller decides which region is freed.
@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 
 
 class Region(NamedTuple):
-    """Token slots [start, start + num_tokens), rounding of the allocator included."""
+    """Token slots [start, start + num_tokens), including the allocator's rounding."""
 
     start: int
     num_tokens: int
@@ -74,8 +74,8 @@ class RegionAllocator(Protocol):
     def grow(self, region: Region, num_tokens: int) -> Region | None:
         """Extends a region to num_tokens slots at the same start; returns None if that is not possible.
 
-        A region that is long enough is returned unchanged; none is shortened. The returned region replaces
-        the given one. Raises ValueError if the region is not allocated or num_tokens < 1.
+        A region that is already long enough is returned unchanged; regions are never shortened. The returned
+        region replaces the given one. Raises ValueError if the region is not allocated or num_tokens < 1.
         """
 
     def free(self, region: Region) -> None:
@@ -89,8 +89,8 @@ class FirstFit:
     """Allocates regions of the exact length from one free list (Knuth, TAOCP vol. 1, section 2.5).
 
     First fit takes the beginning of the free piece with the lowest address that is long enough: O(free
-    pieces). Best fit takes the shortest such piece, the lowest address first among equals, by bisection.
-    Freed regions are merged with the free pieces at both ends.
+    pieces). Best fit takes the shortest such piece, by bisection; ties go to the lowest address. Freed
+    regions are merged with the free pieces at both ends.
     """
 
     def __init__(self, num_tokens: int, *, best_fit: bool = False) -> None:
@@ -215,14 +215,14 @@ class Buddy:
     """Allocates regions of power-of-two sizes from the smallest sufficient piece, lowest address first.
 
     Example: 15,728 slots (12 GiB at 800 KiB per token, OPT-13B) hold 4 + 2 + 1 = 7 regions of 2,048. The
-    1,392 slots left are 8.9% of the memory: the paper's Orca (Max), Figures 2 and 13.
+    remaining 1,392 slots are 8.9% of the memory: the paper's Orca (Max), Figures 2 and 13.
 
     Buddy allocator of contiguous KV regions (Knowlton, CACM 1965; Knuth, TAOCP vol. 1, section 2.5).
 
     The vLLM paper (Kwon et al., SOSP 2023, section 6.1) assumes that Orca uses one for the KV of requests,
     and compares with three amounts that Orca may reserve: the model's longest sequence (Max), at most twice
     the true output (Pow2), and the true length (Oracle). The caller decides the amount.
-    `policies.caching.regions` has the memory shares that the paper reports for them.
+    `policies.caching.regions` lists the memory shares that the paper reports for these amounts.
 
     Sizes are powers of two, and a piece of size s starts at a multiple of s; its buddy is the piece at start
     ^ s:
@@ -235,8 +235,8 @@ class Buddy:
     the largest first (13 = 8 + 4 + 1): each piece is aligned, and no two of them are buddies. A rest smaller
     than the smallest size counts as free and is never allocated.
 
-    Assumes nothing about requests. Memory pressure: it returns None and changes nothing.
-    Horizon: while no region is freed, a refused request is refused again.
+    Assumes nothing about requests. Memory pressure: the allocator returns None and changes nothing. Horizon:
+    while no region is freed, a refused request is refused again.
     """
 
     def __init__(self, num_tokens: int, *, min_region_tokens: int = 1) -> None:

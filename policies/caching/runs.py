@@ -2,7 +2,7 @@
 
 This is the state that vLLM's block pool keeps block by block: the hash table of cached blocks (here: the runs
 that are *offered* at each place), the owners of each block instead of a reference count, and the free queue
-in LRU order. A run stands for many blocks, so that the time of all operations grows with the number of runs.
+in LRU order. A run stands for many blocks, so the time of all operations grows with the number of runs.
 
     place 5    | 0 1 2 | 3 | 4 5 6 7 |      three offered runs; a run is split where a sequence uses a part
                | 0 1 |                      a copy: another sequence computed blocks 0 and 1 at the same time
@@ -11,13 +11,13 @@ Each block of a place is offered once. A sequence that computed the same content
 which is offered when the offered block is evicted. A run without owners is free: it keeps its content until
 its blocks are needed, and free runs are evicted in the order in which they became free.
 
-Private content (see `content`) is stored as a mere number of blocks without a run, until its request is
-looked up again or the ids of the blocks are needed. Evictions are delayed until a place with content is read,
-because then most of them remove whole runs.
+Private content (see `content`) is stored as a number of blocks without a run, until its request is looked up
+again or the ids of the blocks are needed. Evictions are delayed until a place with content is read, because
+then most of them remove whole runs.
 
-A pin keeps a prefix for a time after its last use, for which clients pay (prompt caching of APIs). It owns
-the runs of its prefix like a sequence, so that they are not evicted until pin_s seconds have passed without a
-use. All pins together own at most max_blocks blocks; a prefix that does not fit is not pinned.
+A pin keeps a prefix for some time after its last use, for which clients pay (prompt caching of APIs). It owns
+the runs of its prefix like a sequence, so they are evicted only after pin_s seconds without a use. All pins
+together own at most max_blocks blocks; a prefix that does not fit is not pinned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from policies.caching.content import NAMELESS_PLACE, PRIVATE_PLACES, ContentList
 class Run:
     """The blocks first to first + num_blocks - 1 of one place.
 
-    number: its key among the free runs. owners: request ids of sequences, and numbers below 0 of pins ->
+    number: its key among the free runs. owners: request ids of sequences, or negative numbers of pins ->
     their blocks. ids: physical ids of the blocks, once assigned. is_copy: whether another run offers these
     blocks.
     """
@@ -68,9 +68,9 @@ class Holding:
         self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: (run, blocks) of the last lookup
         self.runs: list[Run] = []
         self.is_private = False  # whether all its blocks are private: num_private == num_with_content
-        # Blocks at the path's last place that are in no run, because only this request can find them.
+        # Blocks at the path's last place without a run, because only this request can find them.
         self.num_private = 0
-        self.num_with_content = 0  # blocks with content: those in runs and the private ones
+        self.num_with_content = 0  # blocks with content: in runs, and private
         self.tail_ids: list[int] = []  # ids of the blocks after them, as far as assigned
 
     def add(self, run: Run, owner: int) -> None:
@@ -99,14 +99,14 @@ class Runs:
 
     @property
     def next_free(self) -> Run:
-        """The free run that is evicted next; must not be a number of private blocks."""
+        """The free run that is evicted next; it must not be a number of private blocks."""
         run = next(iter(self._free.values()))
         assert isinstance(run, Run)
         return run
 
     @property
     def places(self) -> set[int]:
-        """Places with content, after all pending evictions."""
+        """Places with content, after performing all pending evictions."""
         self.evict_pending()
         return self._offered.keys() | self._copies.keys()
 
@@ -152,7 +152,7 @@ class Runs:
         return found, num_found
 
     def hold_found(self, held: Holding, owner: int) -> int:
-        """Adds an owner to the runs of its last lookup; returns the number of their blocks that were free."""
+        """Adds an owner to the runs of its last lookup; returns how many of their blocks were free."""
         num_free = num_with_content = 0
         runs, free = held.runs, self._free
         for run, num_blocks in held.found:
@@ -180,8 +180,8 @@ class Runs:
     def extend(self, held: Holding, owner: int, place: int, first: int, end: int) -> None:
         """Offers blocks like `offer`, but extends the last run of the place if possible.
 
-        That run must end at `first` and have no other owner. The blocks of a new private place are counted
-        only.
+        That run must end at `first` and have no other owner. The blocks of a new private place are only
+        counted.
         """
         num_blocks = end - first
         runs = self._offered.get(place)
@@ -199,9 +199,9 @@ class Runs:
         self.offer(held, owner, place, first, end)
 
     def offer(self, held: Holding, owner: int, place: int, first: int, end: int) -> None:
-        """Creates runs of the blocks first to end - 1 of a place: copies where blocks are offered already.
+        """Creates runs of a place's blocks first to end - 1, as copies where blocks are already offered.
 
-        held.tail_ids must have all or none of their ids.
+        held.tail_ids must have all or none of the blocks' ids.
         """
         self.evict_pending()
         if place in self._free:
@@ -265,7 +265,7 @@ class Runs:
             self._drop_last(run, num_dropped)
 
     def release(self, held: Holding, owner: int) -> int:
-        """Removes an owner from its runs, the last first; returns the number of blocks that become free."""
+        """Removes an owner from its runs, the last run first; returns the number of freed blocks."""
         free = self._free
         num_free = held.num_private
         if num_free:
@@ -279,7 +279,7 @@ class Runs:
         return num_free
 
     def evict_pending(self) -> None:
-        """Performs pending evictions: the run that became free first is evicted first, from its end."""
+        """Performs pending evictions: runs go in the order in which they became free, from their ends."""
         if self.num_pending_evictions:
             self.evict_whole_runs()
         if not self.num_pending_evictions:
@@ -306,7 +306,7 @@ class Runs:
         self.num_pending_evictions = num_pending_evictions
 
     def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
-        """Asserts that `owned` are the runs with owners; returns the numbers of free and of owned blocks.
+        """Asserts that `owned` are the runs with owners; returns the numbers of free and owned blocks.
 
         There must be no pending evictions.
         """
@@ -327,7 +327,7 @@ class Runs:
         return num_free, sum(run.num_blocks for run in owned)
 
     def _new_number(self) -> int:
-        """Returns a new key for a run, below 0, because the keys of private blocks are their places."""
+        """Returns a new negative key for a run, because the keys of private blocks are their places."""
         self._num_made += 1
         return -self._num_made
 
@@ -345,7 +345,7 @@ class Runs:
         self._drop_last(run, num_blocks)
 
     def _split(self, run: Run, num_blocks: int) -> Run:
-        """Splits a run after num_blocks blocks; returns a new run of these; the given run keeps the rest."""
+        """Splits a run after num_blocks blocks; returns them as a new run. The given run keeps the rest."""
         head = Run(self._new_number(), run.place, run.first, num_blocks, run.ids[:num_blocks], run.is_copy)
         head.owners = dict(run.owners)
         for owner in run.owners.values():
@@ -356,7 +356,7 @@ class Runs:
         run.first += num_blocks
         run.num_blocks -= num_blocks
         run.ids = run.ids[num_blocks:]
-        if not run.owners:  # the head is evicted right after the rest, as ends are evicted before beginnings
+        if not run.owners:  # the head is evicted right after the rest: ends go before beginnings
             self._free[head.number] = head
             if run.is_copy:
                 behind = list(self._free)
@@ -408,7 +408,7 @@ class Runs:
 class ReportingRuns(Runs):
     """Runs that report each block of a place when it is offered and when it is lost.
 
-    A copy is not reported, neither when it is made nor when it takes the place of the offered block.
+    A copy is not reported, neither when it is created nor when it replaces the offered block.
     """
 
     def __init__(
@@ -454,7 +454,7 @@ class ReportingRuns(Runs):
 
 
 def _last_of(held: Holding, num_blocks: int) -> list[Run]:
-    """Returns the last runs of a sequence, which have num_blocks blocks, in order."""
+    """Returns the last runs of a sequence, num_blocks blocks in total, in order."""
     index = len(held.runs)
     while num_blocks > 0:
         index -= 1
@@ -463,23 +463,23 @@ def _last_of(held: Holding, num_blocks: int) -> list[Run]:
 
 
 class PinnedTime(NamedTuple):
-    """For how long the pinned prefixes of a pool were kept.
+    """Durations for which the pinned prefixes of a pool were kept.
 
-    expired_token_s: token-seconds of expired pins. kept: tokens, start and expiry of each of the others.
+    expired_token_s: token-seconds of expired pins. kept: tokens, start and expiry of each other pin.
     """
 
     expired_token_s: float = 0.0
     kept: tuple[tuple[int, float, float], ...] = ()
 
     def token_s_until(self, end_s: float) -> float:
-        """Computes the token-seconds of all pins, up to end_s."""
+        """Computes the token-seconds of all pins up to end_s."""
         return self.expired_token_s + sum(
             num_tokens * (min(end_s, until_s) - since_s) for num_tokens, since_s, until_s in self.kept
         )
 
 
 class Pin:
-    """A prefix that is kept until until_s, even if no sequence uses it."""
+    """A prefix that is kept until until_s even if no sequence uses it."""
 
     __slots__ = ("held", "number", "since_s", "until_s")
 
@@ -491,7 +491,7 @@ class Pin:
 
 
 class Pins:
-    """The pins of a pool, in the order of their last use and thus of their expiry."""
+    """The pins of a pool, in the order of their last use and therefore of their expiry."""
 
     def __init__(self, *, pin_s: float, max_blocks: int, block_size: int) -> None:
         self.max_blocks = max_blocks
@@ -539,7 +539,7 @@ class Pins:
         return pin
 
     def time(self) -> PinnedTime:
-        """Returns for how long prefixes were kept so far, and until when they will be."""
+        """Returns how long prefixes were kept so far, and their expiry times."""
         kept = ((self._num_tokens(pin), pin.since_s, pin.until_s) for pin in self._pins.values())
         return PinnedTime(self._token_s, tuple(kept))
 

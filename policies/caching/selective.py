@@ -2,23 +2,23 @@
 
 H2O (Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
 NeurIPS 2023): a sequence keeps heavy hitters, the tokens with the largest sums of attention weights so far,
-and recent tokens; each new token replaces the one with the smallest sum that is not recent. The sums grow in
-every decode step and for every row of a prompt, so attention is computed by kernels that return its weights,
-which flash kernels do not.
+and recent tokens; each new token replaces the non-recent token with the smallest sum. The sums grow in every
+decode step and for every row of a prompt, so attention needs kernels that return its weights. Flash kernels
+do not.
 
 SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS 2024): at the end
-of its prefill a prompt is cut to a budget of tokens: the observation window, its last tokens, and those to
-which the window attends most. Only the weights of the window's rows are needed, once; no further token is
+of its prefill a prompt is cut to a budget of tokens: the observation window, its last tokens, and the tokens
+to which the window attends most. Only the weights of the window's rows are needed, once; no further token is
 dropped.
 
     H2O      |. h .. h ... h h .....|--- recent ---|new    h: heavy hitters; sums updated in every step
     SnapKV   |. v .. v ....|window|--- the whole output ---    v: chosen by the window, once
 
-The numbers of tokens determine memory and the time of attention; `hwmodels.assembly.attention` prices
-the weights. Which tokens are kept, by head and layer, is not simulated, nor are copies of kept KV and the
-memory of H2O's sums, 4 bytes per token and KV head (0.8 % of bf16 KV at head dimension 128). Outputs differ
-from the model's. Assumes, as streaming, that a prompt fits as a whole while it is computed; a preempted
-sequence is recomputed as a whole. Memory pressure: as paged. Horizon: as paged; H2O also up to the token with
+The numbers of tokens determine memory and attention time; `hwmodels.assembly.attention` prices the weights.
+Three things are not simulated: the choice of kept tokens per head and layer, copies of kept KV, and the
+memory of H2O's sums (4 bytes per token and KV head, 0.8 % of bf16 KV at head dimension 128). Outputs differ
+from the model's. Assumes, like streaming, that the complete prompt fits while it is computed; a preempted
+sequence is fully recomputed. Memory pressure: as paged. Horizon: as paged; H2O also up to the token with
 which a budget is full.
 """
 
@@ -42,7 +42,7 @@ class H2o(Caching):
     num_heavy_tokens: NonNegativeInt = 1024
     """Number of heavy hitters that are kept."""
     num_recent_tokens: PositiveInt = 1024
-    """Number of last tokens that are kept, the one being computed included."""
+    """Number of last tokens that are kept, including the one being computed."""
     watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
@@ -67,7 +67,7 @@ class SnapKv(Caching):
     num_kept_tokens: PositiveInt = 1024
     """Number of tokens of a prompt that are kept, including the window that selects them."""
     num_window_tokens: PositiveInt = 32
-    """Number of last tokens of a prompt, the observation window, whose attention selects the others."""
+    """Number of last tokens of a prompt (the observation window) whose attention selects the other tokens."""
     watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 

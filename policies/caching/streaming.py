@@ -7,12 +7,12 @@ that is not a sink.
     tokens   |sinks|........ dropped ........|------ recent ------|new
     blocks   |sinks|------ recent, written as a ring buffer -------|
 
-Positions decide what is kept, so no attention weights are read and flash kernels compute attention.
+Positions decide which tokens are kept, so no attention weights are read and flash kernels compute attention.
 Outputs differ from the model's, because attention does not see dropped tokens. Assumes that a prompt is
-computed with full attention and cut afterwards, so it must fit as a whole, and that a preempted sequence is
-recomputed as a whole: no sequence becomes longer than the memory. Memory pressure: as paged; a sequence with
-a full window takes no more blocks. Horizon: as paged, and up to the token with which the window of a sequence
-is full.
+computed with full attention and cut afterwards, so the complete prompt must fit, and that a preempted
+sequence is fully recomputed: no sequence becomes longer than the memory. Memory pressure: as paged; a
+sequence with a full window takes no more blocks. Horizon: as paged, and up to the token with which the window
+of a sequence is full.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class StreamingLlm(Caching):
     changes_outputs: ClassVar[bool] = True
 
     num_sink_tokens: NonNegativeInt = 4
-    """Number of first tokens that are always kept."""
+    """Number of leading tokens that are always kept."""
     num_recent_tokens: PositiveInt = 2044
-    """Number of last tokens that are kept, the one being computed included."""
+    """Number of last tokens that are kept, including the one being computed."""
     watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
@@ -81,7 +81,7 @@ class WindowPool(LossyPool):
         super().admit(seq, num_cached)
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Returns growth by blocks until the window of the sequence is full; then none."""
+        """Returns growth by blocks until the window of the sequence is full, and no growth after that."""
         num_surplus = seq.stored_computed - seq.num_dropped - self.num_kept
         if num_surplus < 0:
             is_enough = self.num_kept >= seq.max_num_tokens - 1
@@ -92,7 +92,7 @@ class WindowPool(LossyPool):
         return STEADY
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
-        """Returns the number of blocks, also if num_tokens counts a token that would replace another."""
+        """Returns the number of blocks, even if num_tokens counts a token that would replace another."""
         return self.blocks_for(self.num_kept if seq.kv else num_tokens)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:

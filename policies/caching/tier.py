@@ -1,4 +1,4 @@
-"""One tier of memory below the GPU's: its contents and their order of eviction; a tier that reports them."""
+"""A memory tier below the GPU: its contents, their eviction order, and a variant that reports changes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Tier:
             self._at.move_to_end(place)
 
     def put(self, place: int, first: int, end: int) -> tuple[int, list[Piece]]:
-        """Stores blocks that the tier does not have; returns their number and the evicted pieces."""
+        """Stores blocks that the tier does not have; returns their number and the evicted ranges."""
         held = self._at.get(place)
         if held is None:
             self._at[place] = [(first, end)]
@@ -96,7 +96,7 @@ class Tier:
 
 
 class ReportingTier(Tier):
-    """A tier that reports what is stored in it and what it loses."""
+    """A tier that reports stored and lost contents."""
 
     def __init__(self, name: str, num_blocks: int, listener: ContentListener) -> None:
         super().__init__(name, num_blocks)
@@ -126,7 +126,7 @@ class ReportingTier(Tier):
 
 
 def _merge(held: list[tuple[int, int]], first: int, end: int) -> int:
-    """Adds the range first to end - 1 to sorted, separate ranges; returns the number of new blocks."""
+    """Adds the range first to end - 1 to sorted, disjoint ranges; returns the number of new blocks."""
     if len(held) == 1:  # the common case, because ends are evicted before beginnings
         f, e = held[0]
         if f <= first and end <= e:
@@ -149,16 +149,17 @@ NOWHERE = "nowhere"
 
 
 class TierLedger:
-    """Compares the contents of the tiers with the transfers that were requested so far.
+    """Compares the contents of the tiers with the transfers requested so far.
 
     tiers: the tier nearest to the GPU first.
 
-    Ledger of the blocks that an executor holds in the tiers below the GPU, and the transfers between them.
+    A ledger of the blocks that an executor holds in the tiers below the GPU, and of the transfers between
+    them.
 
-    While a step is planned, a `TieredPool` adds contents to its tiers and evicts others, sometimes the same
+    While a step is planned, a `TieredPool` adds contents to its tiers and evicts contents, sometimes the same
     ones. An executor that copies bytes gets the net difference once per plan, block by block. Contents that
     are added before the step that computes them (write=through) are copied with the next plan; their blocks
-    are not overwritten before.
+    are not overwritten before that.
     """
 
     def __init__(self, tiers: SequenceOf[Tier], block_size: int) -> None:
@@ -168,7 +169,7 @@ class TierLedger:
         self._changed: dict[Content, tuple[int, int]] = {}
         """Contents changed since the last `transfers` -> (GPU block, first iteration with the content).
 
-        Block 0: no known block.
+        Block 0: the block is unknown.
         """
 
     def written(self, piece: Piece, ids: SequenceOf[int], ready: int, now: int) -> None:
@@ -190,7 +191,7 @@ class TierLedger:
                 self._changed.setdefault((place, block), (0, 0))
 
     def transfers(self, read: Set[tuple[str, Content]], now: int) -> tuple[list[Transfer], list[Transfer]]:
-        """Returns the copies and evictions before the contents `read` are loaded, and the evictions after.
+        """Returns the copies and evictions before the loads of the contents `read`, and the evictions after.
 
         now: number of committed iterations.
         """

@@ -193,7 +193,7 @@ class TieredPool(PrefixPool):
         return self._ledger.transfers(read, self.num_iterations)
 
     def look_ahead(self, num_tokens: int) -> bool:
-        """Does nothing: vLLM's connectors of other tiers know blocks by their own tokens alone."""
+        """Does nothing: vLLM's connectors for other tiers identify blocks only by the blocks' own tokens."""
         return False
 
     def watch(self, num_readable: Callable[[Sequence], int]) -> None:
@@ -231,7 +231,7 @@ class TieredPool(PrefixPool):
         self._promised[seq.request_id] = self.num_iterations, pieces
 
     def _withdraw(self, promised: list[Piece]) -> None:
-        """Drops contents from all tiers that are not going to be computed."""
+        """Drops contents that will not be computed from all tiers."""
         for tier in self._tiers:
             for piece in promised:
                 tier.drop(*piece)

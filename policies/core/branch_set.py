@@ -56,7 +56,7 @@ class BranchSet:
         return sum(seq.num_held for seq in self)
 
     def prepare(self, seq: Sequence, branching: Branching, stop_after: StopAfter) -> None:
-        """Records the ends of the branches of a new sequence and the blocks that it will need."""
+        """Records the ends of the branches of a new sequence and the blocks that they will need."""
         limit = seq.max_num_tokens - seq.num_prompt_tokens
         if not isinstance(stop_after, tuple):
             stop_after = (limit if stop_after is None else stop_after,) * branching.width
@@ -64,7 +64,7 @@ class BranchSet:
         seq.num_extra_blocks = self._num_copied_blocks(seq)
 
     def start(self, seq: Sequence) -> None:
-        """Gives an admitted sequence, which has one slot, the slots and blocks of its further branches."""
+        """Assigns slots and blocks to the further branches of an admitted sequence, which holds one slot."""
         seq.more_slots = tuple(heappop(self._free_slots) for _ in range(seq.width - 1))
         branches = seq.branches
         if branches is not None and branches.is_swapped:  # the blocks of the next tokens are counted later
@@ -81,14 +81,14 @@ class BranchSet:
             seq.num_extra_blocks = self._num_copied_blocks(seq)
 
     def fork(self, seq: Sequence) -> None:
-        """Lets a sequence decode after its prefill; its branches are created the first time."""
+        """Starts decoding a sequence after its prefill; its branches are created the first time."""
         if seq.branches is None:
             shares = self._pool.shares_branches
             seq.branches = Branches(seq.num_prompt_tokens, self._pool.block_size, seq._branch_ends, shares)
         self.join(seq, seq.branches)
 
     def join(self, seq: Sequence, branches: Branches) -> None:
-        """Lets a sequence decode that has the KV of all tokens of its branches except the newest ones."""
+        """Starts decoding a sequence that has KV for all tokens of its branches except the newest ones."""
         num_before = self._pool.num_extra_blocks
         ids = self._pool.move_to_branches(seq, seq.stored_computed, branches.num_shared_tokens)
         seq.num_extra_blocks += self._pool.num_extra_blocks - num_before
@@ -100,7 +100,7 @@ class BranchSet:
         self.resume(seq, branches)
 
     def resume(self, seq: Sequence, branches: Branches) -> None:
-        """Lets a paused sequence, or one with complete KV, decode."""
+        """Starts decoding a paused sequence, or one with complete KV."""
         seq.state = DECODING
         seq.origin = branches.num_shared_tokens
         self.members[seq.request_id] = seq
@@ -187,7 +187,7 @@ class BranchSet:
     def stored_ids(self, seq: Sequence) -> list[int]:
         """Returns the physical ids of the blocks that `num_stored_blocks` counts.
 
-        The prompt's full blocks are first, then those of the branches in the order of `Branches.numbers`.
+        The prompt's full blocks come first, then the branches' blocks in the order of `Branches.numbers`.
         """
         branches = seq.branches
         assert branches is not None
@@ -198,7 +198,7 @@ class BranchSet:
     def extra_ids(self, seq: Sequence) -> list[int]:
         """Assigns ids to the branches' own blocks of a sequence that is swapped in, and returns the ids.
 
-        They follow the blocks that the pool counts as the sequence's own. Empty for other sequences.
+        They follow the blocks that the pool counts as the sequence's own. Returns no ids for other sequences.
         """
         branches = seq.branches
         if branches is None or not branches.is_swapped:
@@ -215,8 +215,8 @@ class BranchSet:
     def recomputed(self, seq: Sequence, first: int, num_tokens: int) -> list[Piece]:
         """Returns the locations of tokens from `first` on of a prefill that recomputes branches.
 
-        The tokens of the prompt's full blocks are first, then the branches' own blocks one after the other,
-        so that every token is after the tokens that it attends to. Also assigns physical ids to the blocks.
+        The tokens of the prompt's full blocks come first, then the branches' own blocks one after the other,
+        so that every token follows the tokens that it attends to. Also assigns physical ids to the blocks.
         """
         branches = seq.branches
         assert branches is not None
@@ -281,7 +281,7 @@ class BranchSet:
         """Computes the blocks that a sequence with branches needs when it is admitted again.
 
         It needs blocks for all tokens that it had stored. If it is recomputed, the newest token of each
-        branch is computed, too, and has its block. If it was swapped out, it needs room for these tokens,
+        branch is computed as well and needs a block. If it was swapped out, it needs room for these tokens,
         because otherwise it could be loaded and preempted again and again.
         """
         branches.is_swapped = had_joined and seq.num_swapped > 0

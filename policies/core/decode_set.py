@@ -1,13 +1,13 @@
 """The sequences that get one token every iteration, advanced together in constant time.
 
-The context of each member grows by one token per iteration, so it is stored as `origin + clock`: advancing by
+The context of each member grows by one token per iteration, so it is stored as `origin + clock`; advancing by
 k iterations adds k to one clock. A member needs a new KV block whenever the number of KV tokens that it holds
-is a multiple of the block size, that is whenever the clock is congruent to dropped - origin. The set counts
-its members by that residue, which gives the blocks of any number of iterations without a loop over members.
-The ends of members are in a heap, sorted by clock. So are the KV limits of members, if a pool sets any: at
-its limit a member needs no more blocks, or another number of them.
+is a multiple of the block size, which is when the clock is congruent to dropped - origin. The set counts its
+members by that residue, which gives the blocks of any number of iterations without a loop over members. A
+heap sorted by clock holds the ends of members. Another holds their KV limits, if a pool sets any: at its
+limit a member stops needing blocks, or needs them at another rate.
 
-The array that an engine uploads, computed tokens by slot, is built when it is read.
+The array that an engine uploads (computed tokens by slot) is built on access.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DecodeSet:
     """
 
     holds_planned = False
-    """Whether a member that leaves takes the blocks of its planned tokens along, as extra blocks."""
+    """Whether a leaving member keeps the blocks of its planned tokens, as extra blocks."""
 
     def __init__(
         self, max_num_seqs: int, block_size: int, running: Mapping[int, Sequence], num_tables: int = 1
@@ -95,9 +95,9 @@ class DecodeSet:
             self._forget_departed()
 
     def _forget_departed(self) -> None:
-        """Drops the ends and limits of sequences that have left before them.
+        """Drops the heap entries of sequences that have left.
 
-        An engine that only prefills hands over all its sequences, and its clock never reaches their ends.
+        A prefill-only engine transfers all its sequences, so its clock never reaches their ends.
         """
         for entries in (self.ends, self._limits):
             entries[:] = [entry for entry in entries if self._is_current(entry[2], entry[3])]
@@ -109,7 +109,7 @@ class DecodeSet:
         self.expect_end(seq)
 
     def expect_end(self, seq: Sequence) -> None:
-        """Adds the end of a member to the ends to come."""
+        """Adds the end of a member to the heap of ends."""
         heappush(self.ends, (seq._end_known - 1 - seq.origin, seq.request_id, seq.join_number, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
@@ -143,7 +143,7 @@ class DecodeSet:
                 heappush(self._limits, (limit_clock, seq.request_id, seq.join_number, seq))
 
     def _end_growth(self, seq: Sequence, growth: Growth) -> None:
-        """Removes a member that `_begin_growth` has counted from all counts."""
+        """Removes a member from all counts to which `_begin_growth` added it."""
         if growth.takes_blocks:
             self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] -= self._num_tables
         else:
@@ -210,7 +210,7 @@ class DecodeSet:
         return seq.num_held
 
     def num_certain(self, seq: Sequence) -> int:
-        """Counts the tokens of a member that the next plan knows, before those of the last step are read."""
+        """Counts a member's tokens known to the next plan, before the last step's tokens are read."""
         return seq.num_known
 
     def blocks_due(self) -> int:
@@ -241,7 +241,7 @@ def cut_horizon(plan: StepPlan, decodes: DecodeSet, pool: BlockPool) -> int:
         first_event = decodes.iterations_to_first_event()
         if first_event < horizon:
             horizon = first_event
-    for chunk in plan.chunks:  # the chunk that completes a prefill is a separate step
+    for chunk in plan.chunks:  # the last chunk of a prefill is a separate step
         horizon = min(horizon, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens)
     num_free = pool.num_free_without_copy
     if plan.chunks or plan.num_decodes * (horizon // pool.block_size + 1) > num_free:  # else they suffice
@@ -251,7 +251,7 @@ def cut_horizon(plan: StepPlan, decodes: DecodeSet, pool: BlockPool) -> int:
 
 
 def blocks_of_repeats(plan: StepPlan, num_repeats: int, decodes: DecodeSet, pool: BlockPool) -> int:
-    """Counts the blocks that num_repeats further iterations of a plan need; the first has its blocks."""
+    """Counts the blocks for num_repeats further iterations of a plan; the first iteration has its blocks."""
     num_blocks = decodes.blocks_due_after(1, num_repeats) if plan.num_decodes else 0
     for chunk in plan.chunks:
         first = chunk.num_cached + chunk.num_tokens

@@ -1,31 +1,32 @@
 """When a sequence with a complete output leaves the engine: at once, one step late, or with its batch.
 
-`Ends.at_once` needs nothing: `EngineCore.commit` frees slot and blocks of what has ended.
+`Ends.at_once` needs no code here: `EngineCore.commit` frees slot and blocks of ended sequences.
 
-`Ends.one_step_late` is asynchronous scheduling. Step n + 1 is planned while step n runs, so which sequences
-end with step n is known only to the plan after it:
+`Ends.one_step_late` is asynchronous scheduling. Step n + 1 is planned while step n runs, so only the plan of
+step n + 2 takes account of the sequences that end with step n:
 
     ends in step n     by step n      in step n + 1          at the plan of step n + 2
     by max_tokens      gets a token   holds slot and blocks  is gone
     by a stop token    gets a token   gets another token,    is gone
                                       which is discarded
 
-The scheduler counts tokens, so it knows beforehand that a sequence reaches max_tokens, but it learns only
-from the token itself that it was a stop token. This is the rule of vLLM's AsyncScheduler (vllm 0.32). A
-simulator knows the end of a sequence beforehand. Then `commit` returns the sequence as finished after step n,
-and the engine keeps it for step n + 1. An engine with kernels reads the tokens of step n after it has planned
-step n + 1, and reports such sequences with the outcome of step n + 1.
+The scheduler counts tokens, so it knows in advance that a sequence reaches max_tokens. It recognises a stop
+token only when it reads the token. This is the rule of vLLM's AsyncScheduler (vllm 0.32). A simulator knows
+the end of a sequence in advance. There, `commit` returns the sequence as finished after step n, and the
+engine keeps it for step n + 1. An engine with kernels reads the tokens of step n after it has planned step n
++ 1, and reports such sequences with the outcome of step n + 1.
 
 `Ends.with_batch` is the end of a static batch: members hold slot, KV and output until the last one ends.
 
     member    decodes ......... ends            batch ends
     state     decoding          ending          ended: slot and blocks are free, `commit` returns it
 
-A member whose memory is needed earlier is preempted as others are: if it has ended, only its slot and blocks
-are freed, and its output is still complete with the batch. A member cannot be aborted once it runs, as a
-`generate` loop cannot drop one: `EngineCore.find` does not return it.
+A member is preempted like any other sequence if its memory is needed earlier: if it has ended, only its slot
+and blocks are freed, and its output is still complete with the batch. A running member cannot be aborted, as
+in a `generate` loop: `EngineCore.find` does not return it.
 
-In both, sequences with branches end at once, as vLLM serves each branch as a request of its own.
+With `one_step_late` and `with_batch` alike, sequences with branches end at once, because vLLM serves each
+branch as a separate request.
 """
 
 from __future__ import annotations
@@ -81,14 +82,13 @@ class LateEnds:
             if not core.step.has_freed:
                 plan = core.plan_once(now)
         else:
-            plan.horizon = 1  # then slots and blocks become free
+            plan.horizon = 1  # now slots and blocks become free
         return plan
 
     def may_compute_nothing(self) -> bool:
-        """Returns whether a step without tokens is no error of the policies.
+        """Returns whether a step without tokens is valid. It is if the step has freed slots.
 
-        A step that has freed slots is no error. It sets `wake_s` to now, so that the caller reads the tokens
-        of the step before, and plans again.
+        It sets `wake_s` to now, so that the caller reads the tokens of the step before, and plans again.
         """
         core = self._core
         if core.step.has_freed:
@@ -99,9 +99,9 @@ class LateEnds:
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan, if sequences had ended before it.
 
-        First it frees the sequences that have ended with the step before. outcome.ended: sequences with a
-        stop token in the step before, which loses its tokens of this step; sequences with branches that have
-        all stopped in this step.
+        First it frees the sequences that ended with the previous step. outcome.ended: sequences that got a
+        stop token in the previous step (their tokens of this step are discarded), and sequences whose
+        branches have all stopped in this step.
         """
         core, ended = self._core, outcome.ended
         if not ended:
@@ -124,21 +124,21 @@ class LateEnds:
                 core.running_set.end_late(seq)
 
     def unfinished(self, sequences: Collection[Sequence]) -> Collection[Sequence]:
-        """Returns those of all sequences in the engine that have no complete output."""
+        """Returns the sequences in the engine whose output is incomplete."""
         return [seq for seq in sequences if seq.finish_reason is None]
 
     def num_unfinished(self, num_sequences: int) -> int:
-        """Returns the number of sequences without a complete output."""
+        """Returns the number of sequences whose output is incomplete."""
         return num_sequences - len(self._core.running_set.ending)
 
     def hides(self, seq: Sequence) -> bool:
-        """Returns whether the engine is asked for a request in vain: its output is complete."""
+        """Returns whether a request can no longer be looked up because its output is complete."""
         return seq.request_id in self._core.running_set.ending
 
     def free(self, plan: StepPlan | None = None, late: Iterable[Sequence] = ()) -> None:
-        """Frees the sequences that have ended with the step before, in the order of their admission.
+        """Frees the sequences that ended with the previous step, in the order of their admission.
 
-        plan: the step in flight. late: those of which the engine has just learnt it.
+        plan: the step in flight. late: sequences whose stop token the engine has just read.
         """
         core = self._core
         core.num_held = 0
@@ -165,7 +165,7 @@ class LateEnds:
             plan.idle = [seq for seq in plan.idle if seq.finish_reason is None]
 
     def _num_lost(self, seq: Sequence, plan: StepPlan | None) -> int:
-        """Returns the tokens of a complete sequence that are in flight and will not be of use."""
+        """Returns the tokens in flight of a complete sequence, which will be discarded."""
         core = self._core
         if seq.state is not DECODING:
             return 0
@@ -177,15 +177,15 @@ class LateEnds:
         if not self._caches_when_read or core.drafts is not None:
             return num_lost
         core.running_set.decodes.leave(seq, ENDING)
-        seq.stored_computed += num_lost  # the plan has run: the KV of the stop token is there
+        seq.stored_computed += num_lost  # the plan has run, so the KV of the stop token is stored
         return 0
 
     def cache_late(self, seq: Sequence, num_computed: int) -> None:
-        """Lets a prompt that is complete now enter the cache when its step is read."""
+        """Schedules a newly complete prompt to enter the cache when its step is read."""
         self.uncached.append((seq, seq.admission, num_computed))
 
     def _cache_prompts(self) -> None:
-        """Lets prompts that the step before has completed enter the cache, unless they have ended."""
+        """Adds the prompts completed by the previous step to the cache, unless they have ended."""
         uncached, self.uncached = self.uncached, []
         for seq, admission, num_computed in uncached:
             if seq.state is DECODING and seq.admission == admission and seq.finish_reason is None:
@@ -193,7 +193,7 @@ class LateEnds:
 
 
 def _note_stops(late: Iterable[Sequence], ending: dict[int, Sequence]) -> None:
-    """Adds the sequences of which the engine has just learnt that they have stopped."""
+    """Adds the sequences whose stop token the engine has just read."""
     for seq in late:
         if seq.state is WAITING:
             raise ValueError(f"{seq!r} cannot have ended: it was not run")
@@ -215,7 +215,7 @@ class BatchEnds:
     def __init__(self, core: Engine) -> None:
         self._core = core
         self._complete: list[Sequence] = []  # outputs that are held back, in the order in which they ended
-        self._due: list[Sequence] = []  # those of batches that have ended without a commit
+        self._due: list[Sequence] = []  # outputs of batches that have ended without a commit
 
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step of an engine with complete members."""
@@ -238,7 +238,7 @@ class BatchEnds:
         return prefilled, finished
 
     def may_compute_nothing(self) -> bool:
-        """Returns whether a step without tokens is no error of the policies: the batch may be over."""
+        """Returns whether a step without tokens is valid: the batch may be over."""
         return bool(self._core.running_set.ending)
 
     def hold(self, finished: list[Sequence]) -> None:
@@ -264,11 +264,11 @@ class BatchEnds:
         return num_sequences + len(self.unfinished(()))
 
     def cache_late(self, seq: Sequence, num_computed: int) -> None:
-        """Lets a prompt that is complete now enter the cache at once."""
+        """Adds a newly complete prompt to the cache at once."""
         self._core.note_chunk(seq, num_computed)
 
     def hides(self, seq: Sequence) -> bool:
-        """Returns whether the engine is asked for a request in vain: it runs, so it cannot be aborted."""
+        """Returns whether a request can no longer be looked up: it runs, so it cannot be aborted."""
         return seq.state is not WAITING
 
     def free(self, plan: StepPlan | None = None, late: Iterable[Sequence] = ()) -> None:

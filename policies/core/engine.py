@@ -13,8 +13,8 @@ take effect with the next plan. After every plan, `take_transfers` returns the K
 reports a finished load with `loaded`. A caller that runs several iterations of a plan at once reserves their
 blocks before, with `reserve`.
 
-The module is long because it is one object, read from top to bottom: what it consists of, how requests enter
-and leave, how KV moves, and `plan` and `commit`.
+The module is long because it is one object, read from top to bottom: its parts, how requests enter and leave,
+how KV moves, `plan`, and `commit`.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class EngineCore:
     names_blocks: transfers have block ids, for an engine that copies bytes; decisions do not change.
     residents: the LoRA adapters that are served from the same pool; None: no adapters.
     ends: when sequences with complete outputs leave. max_batches: plans in flight at once, in a pipeline;
-    None: one plan at a time. max_batch_seqs: sequences of one of them. new_drafts: makes the part that
-    verifies draft tokens; None: each decode is one token. data_parallel: ranks of data-parallel attention,
-    which share all limits and blocks equally; see `policies.core.ranks`.
+    None: one plan at a time. max_batch_seqs: limit on the sequences of one batch. new_drafts: creates the
+    part that verifies draft tokens; None: each decode is one token. data_parallel: ranks of data-parallel
+    attention, which share all limits and blocks equally; see `policies.core.ranks`.
     """
 
     def __init__(
@@ -113,20 +113,20 @@ class EngineCore:
         self._share(state)
         self.view = StepView(state)
         self.may_branch = False  # whether a request with branches was added
-        self.wake_s = inf  # after a plan of None: time of the next call that policies ask for
+        self.wake_s = inf  # after a plan of None: time at which the policies request the next call
         self.waits_for: Cause | None = None  # after such a plan; see StepPlan.waits_for
         self._sequences = state.sequences
-        self.num_iterations = 0  # committed, those of a replaced predecessor included
+        self.num_iterations = 0  # committed, including those of a replaced predecessor
         self._in_flight: StepPlan | None = None
         self._loaded_in_flight: list[int] = []  # request ids of loads reported while a plan was in flight
         self._adapters_in_flight: list[str] = []  # adapters, by name, likewise
         self._lost: list[Sequence] = []
         self._arrived: list[Sequence] = []
         self.num_reserved = 0
-        """Iterations of the plan in flight, if `reserve` was asked."""
+        """Iterations of the plan in flight for which `reserve` was called."""
         self._max_attempts = max_num_seqs + 100  # per plan: a step that only preempts frees a slot
         self.num_discarded = 0
-        """Number of tokens computed behind stop tokens and discarded; see `Ends.one_step_late`."""
+        """Number of tokens computed after stop tokens and discarded; see `Ends.one_step_late`."""
         self.num_held = 0
         """Complete sequences that keep their slot and get no token; see `policies.core.endings`."""
         self.now = float("-inf")
@@ -135,7 +135,7 @@ class EngineCore:
         self._ends: LateEnds | BatchEnds | None = None
         if ends is Ends.one_step_late:
             self._ends = LateEnds(self, release.caches_when_read)
-            self._max_attempts = 1  # the tokens of the step before are read before the next attempt
+            self._max_attempts = 1  # the previous step's tokens are read before the next attempt
         elif ends is Ends.with_batch:
             self._ends = BatchEnds(self)
         self.step = StepBuilder(state, None if self.drafts is None else self.drafts.new_rows(state, batching))
@@ -143,7 +143,7 @@ class EngineCore:
         self.step.max_batch_seqs = max_batch_seqs
         self.batches = None if max_batches is None else Batches(self, max_batches)
         """The plans in flight of a pipeline; None: one plan at a time."""
-        self._outer = self.drafts or self.batches  # through which plans and commits pass
+        self._outer = self.drafts or self.batches  # parts through which plans and commits pass
         block_pool.watch(self._num_readable)
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
@@ -154,7 +154,7 @@ class EngineCore:
             self.drafts.attach(self, ends is Ends.one_step_late)
 
     def _share(self, state: EngineState) -> None:
-        """Makes parts of the state attributes of the engine, as every step reads them."""
+        """Copies parts of the state to attributes of the engine, because every step reads them."""
         self.running_set = running_set = state.running_set
         """The sequences that hold a slot, and the state of each."""
         self.running = running_set.running
@@ -172,7 +172,7 @@ class EngineCore:
         return self.step.num_readable(seq, self._in_flight)
 
     def _attach(self, data_parallel: DataParallel | None) -> None:
-        """Makes the ranks, and registers the policies that implement a hook for steps, commits and ends."""
+        """Creates the ranks, and registers the policies that implement a hook for steps, commits or ends."""
         self.ranks: Ranks | None = None
         """The ranks of data-parallel attention; None: there is one."""
         if data_parallel is not None and data_parallel.size > 1:
@@ -194,7 +194,7 @@ class EngineCore:
         self.use_batching(self.batching)
 
     def use_batching(self, batching: Batching) -> None:
-        """Lets a batching policy decide from the next plan on, such as one with other limits."""
+        """Replaces the batching policy from the next plan on, for example by one with other limits."""
         self.batching = batching
         # Number of decodes up to which a step is planned without calling the batching policy.
         may_repeat = not self._before_step and self.batches is None and self.ranks is None
@@ -279,7 +279,7 @@ class EngineCore:
 
     @property
     def num_unfinished(self) -> int:
-        """Number of requests that were added and have not ended."""
+        """Number of added requests that have not ended."""
         num_sequences = len(self._sequences)
         return num_sequences if self._ends is None else self._ends.num_unfinished(num_sequences)
 
@@ -300,7 +300,7 @@ class EngineCore:
 
     @property
     def num_free_swap_blocks(self) -> int:
-        """Blocks of host memory that are left for preempted KV."""
+        """Free blocks of host memory for preempted KV."""
         return self.transfers.num_free_swap_blocks
 
     @property
@@ -315,7 +315,7 @@ class EngineCore:
 
     @property
     def in_flight(self) -> StepPlan | None:
-        """The plan that was returned last and is not committed yet."""
+        """The last returned plan, while it is not committed."""
         return self._in_flight
 
     @property
@@ -335,14 +335,14 @@ class EngineCore:
         """Adds a request.
 
         stop_after: output tokens after which the request ends, if the caller knows them (a simulator does, an
-        engine does not); for a request with branches one number for all or one per branch. It limits horizons
-        and ends the sequence; policies never see it.
+        engine does not). For a request with branches, it is one number for all or one per branch. It limits
+        horizons and ends the sequence; policies never see it.
         Raises RejectedError if the prompt can never be served, ValueError if the request id is in use.
         """
         return self.enter(self.sequence_of(request, stop_after))
 
     def sequence_of(self, request: Request, stop_after: StopAfter = None) -> Sequence:
-        """Returns a sequence for a request that will be added later, by `enter`.
+        """Returns a sequence for a request that `enter` will add later.
 
         Arguments and errors as for `add`.
         """
@@ -391,8 +391,8 @@ class EngineCore:
     def abort(self, request_id: int, reason: FinishReason = FinishReason.aborted) -> Sequence | None:
         """Ends a request between commit and plan. Returns its sequence; None if it is not in this engine.
 
-        reason: `stop` if a late check of its tokens finds that the output was complete. Of a sequence that
-        has ended one step late, only slot and blocks are freed, and None is returned.
+        reason: `stop` if a late check of its tokens finds that the output was complete. For a sequence whose
+        complete output is held for one more step, frees only slot and blocks, and returns None.
         """
         self._check_at_rest("abort")
         seq = self._sequences.get(request_id)
@@ -410,7 +410,7 @@ class EngineCore:
         return None if is_complete else seq
 
     def contain_errors(self, report: Report) -> None:
-        """Has errors that policies raise about one sequence reported from now on, in place of raised.
+        """Reports errors that policies raise about one sequence from now on, instead of raising them.
 
         The caller aborts the sequence before the next plan. Errors about a whole step are still raised.
         report: a method; its object is not kept alive.
@@ -451,10 +451,10 @@ class EngineCore:
         return [] if self.residents is None else self.residents.take_loads()
 
     def loaded(self, request_id: int) -> None:
-        """Records a finished transfer that a sequence waits for; after the last one the sequence continues.
+        """Records a finished transfer of a waiting sequence, which continues after its last transfer.
 
         Does nothing if the sequence was aborted meanwhile. While a plan is in flight, this takes effect with
-        its commit, or when it enters a pipeline.
+        the plan's commit, or when the plan enters a pipeline.
         """
         if self._in_flight is not None:
             self._loaded_in_flight.append(request_id)
@@ -466,7 +466,7 @@ class EngineCore:
     def adapter_loaded(self, name: str) -> None:
         """Records that an adapter is on the GPU; sequences that waited only for it continue.
 
-        While a plan is in flight, this takes effect with its commit.
+        While a plan is in flight, this takes effect with the plan's commit.
         """
         if self._in_flight is not None:
             self._adapters_in_flight.append(name)
@@ -492,8 +492,8 @@ class EngineCore:
     def export(self, request_id: int) -> Migrant | None:
         """Exports a running sequence to another engine and ends it here; None if it has no KV to copy.
 
-        Must be called between commit and plan. The blocks of the sequence are free at once: the caller must
-        copy them before the next step and its transfers. Blocks are named as in `Transfer`.
+        Must be called between commit and plan. The blocks of the sequence become free at once, so the caller
+        must copy them before the next step and its transfers. `Transfer` says how blocks are named.
         """
         self._check_at_rest("export")
         migrant = self._state.migrant(request_id)
@@ -515,7 +515,7 @@ class EngineCore:
         return migrant
 
     def cancel_kv_transfer(self, request_id: int) -> None:
-        """Lets a leaving sequence continue to decode here. Raises KeyError if it is not leaving."""
+        """Resumes decoding a leaving sequence here. Raises KeyError if it is not leaving."""
         self._check_at_rest("cancel_kv_transfer")
         self.running_set.cancel_kv_transfer(self.leaving[request_id])
 
@@ -529,11 +529,11 @@ class EngineCore:
     def adopt(self, migrant: Migrant, stop_after: StopAfter = None, tier: str = "remote") -> Sequence:
         """Adds a sequence that another engine has exported; it waits for a slot and then for its KV.
 
-        KV that the cache has here is not transferred; if the cache has all of it, there is no transfer. With
-        tier="live" the cache is not asked, as the other engine decodes on: see sim/migration.
-        Tokens that the migrant has not computed are computed here. stop_after: as for `add`, counted from its
-        first output token. tier: the location of its KV, see `Transfer`. Raises RejectedError if it can never
-        be served.
+        KV in this engine's cache is not transferred; if the cache has all of it, there is no transfer. With
+        tier="live" the cache is not looked up, because the other engine continues to decode (see
+        sim/migration). This engine computes the migrant's uncomputed tokens. stop_after: as for `add`,
+        counted from its first output token. tier: the location of its KV, see `Transfer`. Raises
+        RejectedError if it can never be served.
         """
         self.check_migrant(migrant.request, migrant.num_known, stop_after)
         seq = self.add(migrant.request, stop_after)
@@ -555,7 +555,7 @@ class EngineCore:
         return self.plan_step(now) if self._outer is None else self._outer.plan(now)
 
     def plan_step(self, now: float) -> StepPlan | None:
-        """Returns the next step as `plan` does, without drafts and other plans in flight."""
+        """Returns the next step like `plan`, but ignores drafts and other plans in flight."""
         if self._ends is not None and (self.ending or self._ends.uncached):
             return self._ends.plan(now)
         self.num_held = 0
@@ -580,7 +580,7 @@ class EngineCore:
             self.wake_s, self.waits_for = inf, None
             if self._sequences:
                 plan = self._ask(now)
-        if plan is None:  # the tokens of all steps are read before the next plan
+        if plan is None:  # all tokens are read before the next plan
             self._state.last_plan = self._state.plan_before = None
         self._in_flight = plan
         return plan
@@ -610,7 +610,10 @@ class EngineCore:
         return None
 
     def _rest(self, now: float) -> None:
-        """Notes what the engine waits for after a step without tokens. Raises WrongDecisionError: nothing."""
+        """Stores what the engine waits for after a step without tokens.
+
+        Raises WrongDecisionError if there is nothing to wait for.
+        """
         step = self.step
         wake_s, self.waits_for = step.wake_s, step.waits_for()
         if wake_s is not None:
@@ -625,9 +628,9 @@ class EngineCore:
             raise self._stuck(f"has called step.wait_until {MAX_WAITS:,} times in a row")
 
     def end_traffic(self) -> bool:
-        """Tells policies that nothing else will happen; returns whether they wait for an event.
+        """Tells policies that no other event will occur; returns whether they wait for one.
 
-        Then plan again. Raises WrongDecisionError if policies still wait when called a second time, unless
+        If so, plan again. Raises WrongDecisionError if policies still wait when called a second time, unless
         for a replica of another role.
         """
         is_waiting = bool(self._sequences) and self.wake_s == inf and self._waits.num_waits > 0
@@ -648,7 +651,7 @@ class EngineCore:
         )
 
     def _may_compute_nothing(self) -> bool:
-        """Returns whether a step without tokens is no error of the policies."""
+        """Returns whether a step without tokens is valid."""
         if self.drafts is not None:
             self.drafts.make_room()
         if self._ends is not None and self._ends.may_compute_nothing():
@@ -658,7 +661,7 @@ class EngineCore:
         return self._state.is_transferring
 
     def _plan_unasked(self, num_decodes: int) -> StepPlan | None:
-        """Returns a step that decodes all sequences, each of which decodes; None: policies must be called."""
+        """Returns a step in which all sequences decode; None if the policies must be called."""
         decodes, pool = self.decodes, self.block_pool
         if num_decodes > self._max_unasked or decodes.at_limit or self._lost or self._arrived:
             return None
@@ -680,7 +683,7 @@ class EngineCore:
         return plan
 
     def _add_earlier_changes(self, plan: StepPlan) -> None:
-        """Adds admissions and preemptions since the last computing step to a plan, for the records."""
+        """Adds the admissions and preemptions since the last step with tokens to a plan, for the records."""
         plan.preempted = [*self._lost, *plan.preempted]
         plan.admitted = [*(seq for seq in self._arrived if seq.state in ACTIVE_STATES), *plan.admitted]
         plan.horizon = 1
@@ -697,7 +700,7 @@ class EngineCore:
         return self.commit_step(plan, outcome, now)
 
     def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
+        """Applies the outcome of a plan like `commit`, but ignores drafts and other plans in flight."""
         self.check_commit(plan, outcome.iterations, now)
         ends = self._ends
         if ends is not None and (self.ending or ends.is_batch or outcome.ended or ends.uncached):
@@ -705,7 +708,7 @@ class EngineCore:
         return self.apply(plan, outcome, now)
 
     def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the outcome of a plan that `check_commit` allows, after earlier sequences have left."""
+        """Applies the outcome of a plan checked by `check_commit`, after earlier ends."""
         num_iterations, pool = outcome.iterations, self.block_pool
         self.now = pool.now = self._state.last_end_s = now
         self._in_flight = None
@@ -717,7 +720,7 @@ class EngineCore:
                 on_commit(plan, num_iterations, now)
         if self.num_reserved:
             self.num_reserved = 0
-        elif num_iterations > 1 and self.drafts is None:  # `Drafting.num_iterations_of` has taken its blocks
+        elif num_iterations > 1 and self.drafts is None:  # `Drafting.num_iterations_of` took its blocks
             if plan.num_decodes:
                 pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
             if plan.chunks:
@@ -751,23 +754,23 @@ class EngineCore:
             self._refuse_past(now)
 
     def check_time(self, now: float) -> None:
-        """Raises ValueError if time goes back, because ages and deadlines of policies rely on it."""
+        """Raises ValueError if time goes backwards, because policies' ages and deadlines depend on it."""
         if not now >= self.now:
             self._refuse_past(now)
 
     def at_rest(self) -> None:
-        """Lets the next plan be asked for, although the last one has not been committed."""
+        """Allows the next plan although the last one has not been committed."""
         self._in_flight = None
         if self._loaded_in_flight or self._adapters_in_flight:
             self._take_loaded()
 
     def note_chunk(self, seq: Sequence, num_computed: int) -> None:
-        """Tells the pool that a chunk is computed, if it wants to know."""
+        """Notifies the pool of a computed chunk, if it listens."""
         if self._state.notes_chunks:
             self.block_pool.computed(seq, num_computed)
 
     def end_finished(self, finished: list[Sequence]) -> None:
-        """Ends sequences in the order of admission, in which blocks become free in vLLM, too."""
+        """Ends sequences in the order of admission, which is the order in which vLLM frees blocks."""
         if len(finished) > 1:
             finished.sort(key=lambda seq: seq.admission)
         if self._ends is not None:
@@ -789,7 +792,7 @@ class EngineCore:
         self.num_iterations = pool.num_iterations = self.num_iterations + 1
 
     def free_ending(self) -> None:
-        """Frees the sequences that have ended with the step before, if they hold slots."""
+        """Frees the sequences that ended with the previous step, if they hold slots."""
         if self._ends is not None:
             self._ends.free()
 
@@ -838,7 +841,7 @@ class EngineCore:
         return prefilled
 
     def end_prefill(self, seq: Sequence, outcome: StepOutcome) -> bool:
-        """Gives a sequence its first token, or its branches theirs; returns whether it has ended."""
+        """Adds the first token of a sequence, or of each of its branches; returns whether it has ended."""
         if seq.request.branching is None:
             return self.running_set.begin_decoding(seq)
         self.running_set.fork(seq)
@@ -847,8 +850,8 @@ class EngineCore:
     def cancel(self, plan: StepPlan) -> list[Sequence]:
         """Cancels the plan in flight, which could not be run; aborts its sequences and returns them.
 
-        The tokens that the plan would have computed are removed from the cache. A sequence that waits for a
-        transfer and had a cache hit on some of them is aborted, too.
+        The tokens that the plan would have computed are removed from the cache. This also aborts sequences
+        that wait for a transfer and had a cache hit on some of those tokens.
         """
         if plan is not self._in_flight:
             raise ValueError("cancel: must be called with the plan in flight")
@@ -864,7 +867,7 @@ class EngineCore:
         return list(num_planned)
 
     def reserve(self, plan: StepPlan, num_iterations: int) -> None:
-        """Takes the KV blocks of num_iterations iterations of the plan in flight before they are run.
+        """Reserves the KV blocks of num_iterations iterations of the plan in flight before they run.
 
         Afterwards `block_ids` has the blocks of seq.num_known + num_iterations - 1 tokens, and only a commit
         of exactly num_iterations is allowed. Raises ValueError for a plan with chunks or branches, on a
@@ -900,9 +903,9 @@ class EngineCore:
         return blocks_of_repeats(plan, num_repeats, self.decodes, self.block_pool)
 
     def _grow_chunks(self, chunks: SequenceOf[Chunk], num_repeats: int) -> None:
-        """Grows several prompts in turns, as single steps would.
+        """Grows several prompts in turn, like single steps.
 
-        The order matters, because a cache offers the first of several blocks with equal contents.
+        The order matters, because a cache uses the first of several blocks with equal contents.
         """
         num_turns = num_repeats if len(chunks) > 1 else 1
         per_turn = num_repeats // num_turns

@@ -20,19 +20,19 @@ class RejectedError(ValueError):
 
 
 Bounds = tuple[int, FinishReason, int]
-"""(known tokens at which a request ends, the reason, known tokens at which it ends at the latest).
+"""(known tokens at which a request ends, the reason, upper bound of the known tokens).
 
-The first uses the output length that the caller knows; the last is an upper bound that policies may use.
+The first uses the output length that the caller knows; policies may use only the last.
 """
 
 
 class Limits:
-    """The limits that an engine's slots, context length and empty KV memory set for one request."""
+    """The limits of an engine's slots, context length and empty KV memory for one request."""
 
     def __init__(
         self, pool: BlockPool, max_num_seqs: int, max_model_len: int, num_blocks: int | None = None
     ) -> None:
-        """Takes the slots and KV blocks that one sequence may have; num_blocks=None: all."""
+        """Sets the slots and KV blocks that one sequence may have; num_blocks=None: all."""
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
@@ -109,7 +109,7 @@ class Limits:
             raise ValueError(f"stop_after={stop_after}: must be {width} numbers >= 1, one per branch")
 
     def _room_for(self, branching: Branching, num_prompt: int, room: int) -> int:
-        """Computes the known tokens per branch that fit, for a sequence alone that shares only its prompt."""
+        """Computes the known tokens per branch that fit if a sequence is alone and shares only its prompt."""
         pool = self._pool
         num_blocks = room // pool.block_size
         if not pool.shares_branches:

@@ -1,16 +1,17 @@
-"""The interface of an engine for its parts, and its smallest part, the batches of a pipeline.
+"""The engine's interface for its parts, and its smallest part: the batches of a pipeline.
 
-Other parts: late ends and static batches (`endings.py`), and draft tokens (`policies/speculation/engine/`).
+The other parts are late ends and static batches (`endings.py`), and draft tokens
+(`policies/speculation/engine/`).
 
-The batches of a pipeline are planned while others are still on their way through its stages.
+The batches of a pipeline are planned while others are still in its stages.
 
     plan a    plan b    plan c         commit a    plan d     ...
-    a: 1 3    b: 2      c: chunk of 4              d: 1 3 and whatever waits
+    a: 1 3    b: 2 c: chunk of 4 d: 1 3 and waiting requests
 
 Up to max_batches plans are in flight, and they are committed in their order. A sequence that awaits a token
 is in one batch only: no later plan decodes it, preempts it or counts it as decoding until that batch is
-committed, so groups of sequences go round the pipeline. The chunks of one prompt need no token: they follow
-each other in as many batches as there are, because a planned chunk counts as computed. This is what vLLM's
+committed. Groups of sequences therefore circulate in the pipeline. The chunks of one prompt need no token, so
+consecutive batches can hold consecutive chunks: a planned chunk counts as computed. This is what vLLM's
 scheduler does with pipeline parallelism (vllm 0.32, `step_with_batch_queue` with one batch per stage): the
 next batch is scheduled as soon as there is room, and takes everything that is not in flight. A batch is not
 cut into micro-batches, so sequences that were prefilled together stay together.
@@ -38,7 +39,7 @@ class DraftReader(Protocol):
     """The verification of draft tokens, as far as other parts use it."""
 
     def note_read(self, has_read: bool) -> None:
-        """Says whether the tokens of the step in flight have been read, while sequences leave."""
+        """Sets whether the tokens of the step in flight have been read, while sequences leave."""
         ...
 
 
@@ -70,7 +71,7 @@ class Engine(Protocol):
 
     @property
     def in_flight(self) -> StepPlan | None:
-        """The plan that was returned last and is not committed yet."""
+        """The last returned plan, while it is not committed."""
         ...
 
     @property
@@ -79,7 +80,7 @@ class Engine(Protocol):
         ...
 
     def plan_step(self, now: float) -> StepPlan | None:
-        """Returns the next step as `plan` does, without drafts and other plans in flight."""
+        """Returns the next step like `plan`, but ignores drafts and other plans in flight."""
         ...
 
     def plan_once(self, now: float) -> StepPlan | None:
@@ -87,11 +88,11 @@ class Engine(Protocol):
         ...
 
     def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
+        """Applies the outcome of a plan like `commit`, but ignores drafts and other plans in flight."""
         ...
 
     def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the outcome of a plan after earlier sequences have left."""
+        """Applies the outcome of a plan after earlier ended sequences have left."""
         ...
 
     def cancel(self, plan: StepPlan) -> list[Sequence]:
@@ -103,7 +104,7 @@ class Engine(Protocol):
         ...
 
     def check_time(self, now: float) -> None:
-        """Raises ValueError if time goes back."""
+        """Raises ValueError if time goes backwards."""
         ...
 
     def on_committed(self, plan: StepPlan, now: float) -> None:
@@ -111,11 +112,11 @@ class Engine(Protocol):
         ...
 
     def at_rest(self) -> None:
-        """Lets the next plan be asked for, although the last one has not been committed."""
+        """Allows the next plan although the last one has not been committed."""
         ...
 
     def note_chunk(self, seq: Sequence, num_computed: int) -> None:
-        """Tells the pool that a chunk is computed, if it wants to know."""
+        """Notifies the pool of a computed chunk, if it listens."""
         ...
 
     def note_ends(self, ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
@@ -123,7 +124,7 @@ class Engine(Protocol):
         ...
 
     def end_prefill(self, seq: Sequence, outcome: StepOutcome) -> bool:
-        """Gives a sequence its first token, or its branches theirs; returns whether it has ended."""
+        """Adds the first token of a sequence, or of each of its branches; returns whether it has ended."""
         ...
 
     def end_finished(self, finished: list[Sequence]) -> None:
@@ -139,12 +140,12 @@ class Engine(Protocol):
         ...
 
     def free_ending(self) -> None:
-        """Frees the sequences that have ended with the step before, if they hold slots."""
+        """Frees the sequences that ended with the previous step, if they hold slots."""
         ...
 
 
 class _Batch(NamedTuple):
-    """A plan in flight; each sequence with the number of its admission, which a preemption ends."""
+    """A plan in flight. Each sequence is stored with its admission number, which a preemption invalidates."""
 
     plan: StepPlan
     decodes: list[tuple[Sequence, int]]
@@ -154,7 +155,7 @@ class _Batch(NamedTuple):
 class Batches:
     """The plans of an engine that are in flight, the oldest first.
 
-    Every plan must be followed by `depart`, when it is run; then the next may be asked for, until `is_full`.
+    Call `depart` when a plan starts to run; then the next one may be planned, until `is_full`.
     """
 
     def __init__(self, core: Engine, max_batches: int) -> None:
@@ -169,7 +170,7 @@ class Batches:
 
     @property
     def num_tokens_under_way(self) -> int:
-        """Number of tokens that count as computed and are not stored yet."""
+        """Number of tokens that count as computed but are not stored yet."""
         num_tokens = 0
         for batch in self.in_flight:
             num_tokens += sum(_is_here(seq, admission) for seq, admission in batch.decodes)
@@ -190,7 +191,7 @@ class Batches:
         return plan
 
     def depart(self, plan: StepPlan) -> None:
-        """Puts the plan that was returned last in flight, as it is run now."""
+        """Marks the last returned plan as in flight, because it starts to run."""
         running_set = self._core.running_set
         idle = set(plan.idle)
         decodes = [seq for seq in plan.decoding if seq not in idle]
@@ -212,7 +213,7 @@ class Batches:
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of the plan that has been in flight longest, as `EngineCore.commit` does.
 
-        Sequences that were aborted or preempted on the way are not touched.
+        Sequences that were aborted or preempted while it ran are not touched.
         """
         core = self._core
         if not self.in_flight or plan is not self.in_flight[0].plan or outcome.iterations != 1:
@@ -257,5 +258,5 @@ class Batches:
 
 
 def _is_here(seq: Sequence, admission: int) -> bool:
-    """Returns whether a sequence has run since that admission."""
+    """Returns whether a sequence has stayed admitted since that admission."""
     return seq.state in (COMPUTING, PREFILLING) and seq.admission == admission

@@ -17,9 +17,9 @@ FOREVER = 2**62  # the horizon of a plan without a limit
 
 
 class Cause(IntEnum):
-    """Reason why the first waiting sequence, and with it all after it, was not admitted."""
+    """Reason why the first waiting sequence was not admitted, nor any after it."""
 
-    iteration = 0  # it arrived during an iteration: no step has considered it yet
+    iteration = 0  # it arrived during an iteration, so no step has considered it yet
     slot = 1  # no slot is free
     budget = 2  # the step's token budget is used up
     memory = 3  # there is no room for its KV
@@ -47,9 +47,9 @@ KV of request -1 - owner, which was swapped out or comes from another engine.
 class Transfer(NamedTuple):
     """A copy of the KV of num_tokens tokens from a source to a target.
 
-    source, target: "gpu", "host", "disk", "remote" (the GPU of another engine), "live" (of one that goes on
-    decoding the sequence), "mirror" (a copy of another engine's KV that was made for the case of a crash) or,
-    as target, "nowhere".
+    source, target: "gpu", "host", "disk", "remote" (the GPU of another engine), "live" (another engine that
+    continues to decode the sequence), "mirror" (a copy of another engine's KV for crash recovery) or, as
+    target, "nowhere".
     seq: the sequence that waits for the transfer, in state loading, until `EngineCore.loaded`. None: a store;
     the next step reuses the GPU blocks that it reads.
 
@@ -66,11 +66,11 @@ class Transfer(NamedTuple):
 
     All transfers of one `take_transfers` precede the step of its plan and take effect in their order: first
     drops of contents, then reads of the GPU, then writes to it, then drops of contents that were kept only
-    for these writes. So all reads of the GPU may precede all writes. A copy does not change its source:
-    contents remain until a transfer to "nowhere", those of a swapped-out sequence until it is loaded again or
-    aborted. Then no tier holds more than its size, except for contents that writes of the same list read.
-    A load may take longer than the step; the load of a sequence that was aborted meanwhile must end before
-    the next step, which may use its blocks.
+    for these writes. All reads of the GPU may therefore precede all writes. A copy does not change its
+    source: contents remain until a transfer to "nowhere"; contents of a swapped-out sequence remain until it
+    is loaded again or aborted. With these rules no tier holds more than its size, except for contents that
+    writes of the same list read. A load may take longer than the step; if its sequence is aborted, the load
+    must finish before the next step, which may use its blocks.
     """
 
     seq: Sequence | None
@@ -82,17 +82,17 @@ class Transfer(NamedTuple):
 
 
 class AdapterLoad(NamedTuple):
-    """A LoRA adapter to be loaded to the GPU; it is usable from `EngineCore.adapter_loaded` on.
+    """A LoRA adapter to load to the GPU; it is usable after `EngineCore.adapter_loaded`.
 
-    The next step and all later ones do not use the adapter that the slot held before, so it may be
-    overwritten in the order of the device's work.
+    From the next step on, the slot's previous adapter is unused, so a copy queued on the device may overwrite
+    it.
     """
 
     name: str
     source: str  # "host" or "disk", as in Transfer
     num_bytes: float  # over all devices
     slot: int | None = None  # for policies that have slots
-    merges: bool = False  # it is merged into the weights and replaces the adapter that is merged now
+    merges: bool = False  # it is merged into the weights, in place of the currently merged adapter
 
 
 class Chunk(NamedTuple):
@@ -111,7 +111,7 @@ class Chunk(NamedTuple):
 
 
 NEW_CHUNK: Final[Callable[..., Chunk]] = partial(tuple.__new__, Chunk)
-"""Returns a chunk; given its fields as one tuple, this runs no Python code."""
+"""Returns a chunk from its fields as one tuple, without running Python code."""
 
 
 class RankWork(NamedTuple):
@@ -143,7 +143,7 @@ class Drafts(Protocol):
         ...
 
     def by_request(self) -> dict[int, int]:
-        """Returns the number of draft tokens by request id, of all requests that have some."""
+        """Returns the number of draft tokens by request id, for requests with draft tokens."""
         ...
 
     def decision(self) -> object:
@@ -151,7 +151,7 @@ class Drafts(Protocol):
         ...
 
     def decoded_after(self, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
-        """Returns the tokens that each sequence has got after iterations that have been judged."""
+        """Returns the tokens of each sequence after iterations whose drafts have been verified."""
         ...
 
 
@@ -199,16 +199,16 @@ class StepPlan:
         idle: SequenceOf[Sequence] = (),
         waits_for: Cause | None = None,
     ) -> None:
-        self.index = index  # iterations that this core has committed before
+        self.index = index  # iterations that this core had committed before this plan
         self.num_decodes = num_decodes  # sequences that decode one token; each branch counts
-        self.num_decode_context_tokens = num_decode_context_tokens  # tokens they attend to, with new ones
+        self.num_decode_context_tokens = num_decode_context_tokens  # tokens attended to, with new ones
         self.num_widening = num_widening  # growth of num_decode_context_tokens per iteration
         self.decoding = decoding  # all sequences that could decode
         self.idle = idle  # sequences of `decoding` that do not decode in this step
-        self.horizon = horizon  # >= 1: iterations for which it holds without events
+        self.horizon = horizon  # >= 1: iterations for which it holds if no event occurs
         self.until_s = until_s  # repeated iterations must start before this time
         self.chunks = chunks
-        self.admitted = admitted  # sequences that got a slot, in order; with a chunk or waiting for a load
+        self.admitted = admitted  # sequences that got a slot, in order; they have a chunk or wait for a load
         self.preempted = preempted  # sequences that lost slot and KV in this step, in order
         self.waits_for = waits_for  # reason why the first waiting sequence waits; None: none is waiting
         self.branched: SequenceOf[Sequence] = ()  # sequences that decode with branches; not in `decoding`
@@ -216,11 +216,11 @@ class StepPlan:
         self.num_copied_tokens = 0  # tokens that copy-on-write copies before the step; see `BranchSet.copies`
         self.adapters: AdapterUse | None = None  # computation with LoRA adapters, if any
         self.adapter_puts: tuple[tuple[str, int | None], ...] = ()  # new loads: name, slot
-        self.is_unasked = False  # all sequences decode, none waits, and no policy was asked
+        self.is_unasked = False  # all sequences decode, none waits, and no policy was called
         self.drafts: Drafts | None = None  # draft tokens that the step verifies; None: no speculation
         self.ranks: SequenceOf[
             RankWork
-        ] = ()  # work of each rank of data-parallel attention, if there are some
+        ] = ()  # work of each rank of data-parallel attention, if there are several
 
     @property
     def decodes(self) -> list[Sequence]:
@@ -256,7 +256,7 @@ class StepPlan:
         return num_sampled
 
     def decoded_after(self, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
-        """Returns the tokens that each decoding sequence has got after num_iterations of the running plan."""
+        """Returns the tokens of each decoding sequence after num_iterations of the running plan."""
         if self.drafts is not None:
             return self.drafts.decoded_after(num_iterations)
         return ((seq, num_iterations) for seq in self.decodes)
@@ -285,10 +285,10 @@ class StepOutcome(NamedTuple):
 
     iterations: number of times that it was run, 1 to plan.horizon. ended: sequences that ended with the last
     iteration for reasons unknown to the core, such as an end-of-sequence token. parents: for sequences with
-    branches that got tokens, by request id: for each new branch, the old branch that it continues. Branches
-    of sequences that are not in it all continue themselves. accepted: for a plan with drafts, the accepted
-    draft tokens [iterations, sequences of plan.drafts]. proposed: draft tokens that the proposer has found
-    for the next pass of each of plan.drafts.next_seqs; None: as many as were asked for.
+    branches that got tokens, by request id: for each new branch, the old branch that it continues. For
+    sequences not in it, each branch continues itself. accepted: for a plan with drafts, the accepted draft
+    tokens [iterations, sequences of plan.drafts]. proposed: draft tokens that the proposer found for the next
+    pass of each of plan.drafts.next_seqs; None: the requested number.
     """
 
     iterations: int = 1

@@ -1,27 +1,27 @@
 """The ranks of data-parallel attention, as a part of an engine: `EngineCore.ranks`.
 
-Every rank computes attention for sequences of its own, with KV memory, slots and a token budget of its own.
-The ranks share the layers of experts, so all of them run every step together:
+Every rank computes attention for its own sequences, with its own KV memory, slots and token budget. The ranks
+share the layers of experts, so all of them run every step together:
 
     enter   the front end sends a request to a rank, where it stays until it ends, preemptions included
-    plan    the policies fill the step of one rank after the other: they see its sequences, free slots and KV
-            blocks only, and budgets hold for it alone. A rank without tokens runs a dummy batch
+    plan the policies fill the step of one rank after the other: they see only its sequences, free slots and
+    KV blocks, and budgets apply per rank. A rank without tokens runs a dummy batch
     repeat  a plan holds until the first rank has an event, or runs out of its KV blocks
 
-Limits of an engine and of its policies are those of all ranks together: each rank has an equal share, rounded
+Limits of an engine and of its policies apply to all ranks together: each rank has an equal share, rounded
 down (`policies.batching.of_rank`), as SGLang 0.5.23 divides `--chunked-prefill-size` and
 `--max-running-requests` with `--enable-dp-attention`. vLLM 0.32 has a scheduler for each rank, whose
 `--max-num-batched-tokens` and `--max-num-seqs` are such shares.
 
 The front end's choice (`load_balance_method`):
 
-    total_requests  the rank with the fewest unfinished requests; of equal ones the next in turn. vLLM 0.32's
-                    `DPLBAsyncMPClient`, but for its penalty of ranks with waiting requests whose KV memory is
-                    more than half full, and for counts of several front ends that are up to 0.1 s old
+    total_requests  the rank with the fewest unfinished requests; ties go to the next in turn. vLLM 0.32's
+    `DPLBAsyncMPClient`, without its penalty for ranks with waiting requests and KV memory more than half
+    full, and without the counts of several front ends, which are up to 0.1 s old
     round_robin     the ranks in turn: SGLang's default
 
-Contents of a prefix cache are of one rank, as each has memory of its own, but the contents of all are evicted
-in one order.
+Cached contents belong to one rank, because each rank has its own memory, but the contents of all ranks are
+evicted in one order.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from policies.core.view import StepView
 
 BeforeStep = Callable[[StepView, StepBuilder, float], None]
 MORE_ATTEMPTS = 100
-"""Attempts to fill the step of a rank beside one for each slot, as in `EngineCore.plan`."""
+"""Attempts to fill the step of a rank in addition to one per slot, as in `EngineCore.plan`."""
 
 
 class _OfRank(Mapping[int, Sequence]):
-    """Those sequences of a small set that are of one rank, by request id."""
+    """The sequences of a small set that belong to one rank, by request id."""
 
     def __init__(self, sequences: dict[int, Sequence], rank: int) -> None:
         self._sequences = sequences
@@ -75,7 +75,7 @@ class _FreeSlots:
 
 
 class _Scope(NamedTuple):
-    """The part of an engine that its state shows: all of it, or one rank."""
+    """The part of an engine that its state exposes: all of it, or one rank."""
 
     running: dict[int, Sequence]
     prefilling: Mapping[int, Sequence]
@@ -125,19 +125,17 @@ class Ranks:
         ]
         self._views = [RankView(state, self, rank) for rank in range(size)]
         self._batching: list[Batching] = []
-        self._num_free = [
-            self.num_blocks
-        ] * size  # blocks of each rank that are free, after its part of a step
+        self._num_free = [self.num_blocks] * size  # free blocks of each rank after its part of a step
         self._is_paged = type(pool).blocks_held is BlockPool.blocks_held
         self._is_drafting = state.decodes.holds_planned
-        self._max_unasked = 0  # decodes of a rank up to which its policy need not be asked
+        self._max_unasked = 0  # number of a rank's decodes up to which its policy need not be called
         step.is_of_rank = True
         state.running_set.by_rank = self.members
         state.limits = Limits(pool, self.max_num_seqs, max_model_len, self.num_blocks)
         state.on_end.append(self._leave)
 
     def use_batching(self, batching: Batching) -> None:
-        """Lets a copy of a batching policy decide for each rank, with its share of the limits."""
+        """Gives each rank a copy of a batching policy, with the rank's share of the limits."""
         self._batching = [of_rank(batching, self.size) for _ in range(self.size)]
         self._max_unasked = max_unasked_of(self._batching[0])
 
@@ -150,17 +148,17 @@ class Ranks:
         self._next = (start + 1) % size
 
     def num_waiting(self, rank: int) -> int:
-        """Returns the number of sequences that wait in a rank."""
+        """Returns the number of waiting sequences of a rank."""
         return self.num_requests[rank] - len(self.members[rank])
 
     @property
     def num_with_prompts(self) -> int:
-        """Number of ranks with a prompt that waits or is being computed."""
+        """Number of ranks with a waiting prompt or one in prefill."""
         computing = {seq.dp_rank for seq in self._whole.prefilling.values()}
         return sum(rank in computing or self.num_waiting(rank) > 0 for rank in range(self.size))
 
     def peek(self, request: Request) -> int:
-        """Returns the most tokens of a prompt that a rank would find in its cache; changes nothing."""
+        """Returns the largest number of a prompt's tokens in the cache of any rank; changes nothing."""
         return max(self._pool.peek(content_of_rank(request, rank)) for rank in range(self.size))
 
     def _leave(self, seq: Sequence) -> None:
@@ -169,7 +167,7 @@ class Ranks:
     # Steps.
 
     def plan(self, before_step: Iterable[BeforeStep], now: float) -> StepPlan | None:
-        """Lets the policies fill the open step rank by rank, and ends it; None: it computes no token."""
+        """Lets the policies fill the open step rank by rank, and ends it; None if it computes no token."""
         self._fill(before_step, now)
         plan = self._step.end()
         if plan is not None:
@@ -193,7 +191,7 @@ class Ranks:
                 self._num_free[rank] -= num_free - pool.num_free
 
     def _fill_rank(self, rank: int, before_step: Iterable[BeforeStep], now: float) -> None:
-        """Lets the policies fill the step of a rank, again as long as they have only freed blocks."""
+        """Lets the policies fill the step of a rank, and repeats while they only free blocks."""
         step, own = self._step, self.members[rank]
         if not before_step and len(own) == self.num_requests[rank] and self._all_decode(own):
             step.begin_rank()
@@ -206,7 +204,7 @@ class Ranks:
                 return
 
     def _all_decode(self, own: dict[int, Sequence]) -> bool:
-        """Returns whether nothing is to decide in a rank, as all of its sequences get a token."""
+        """Returns whether a rank needs no decision because all of its sequences get a token."""
         if len(own) > self._max_unasked or self._is_drafting:
             return False
         return all(seq.state is DECODING and seq.branches is None for seq in own.values())
@@ -224,7 +222,7 @@ class Ranks:
         return has_only_freed
 
     def _show(self, scope: _Scope, num_reserved: int) -> None:
-        """Lets state and builder see one rank or all; num_reserved: free blocks of the other ranks."""
+        """Shows one rank or all to state and builder; num_reserved: free blocks of the other ranks."""
         state = self._state
         state.running, state.prefilling, state.free_slots, state.max_num_seqs = scope
         state.num_reserved = num_reserved
@@ -233,7 +231,7 @@ class Ranks:
     def _count_free(self) -> list[int]:
         """Counts the free blocks of each rank, between two steps.
 
-        Blocks that sequences share count in proportion, and so do those that belong to no sequence.
+        Shared blocks and blocks that belong to no sequence count in proportion.
         """
         pool = self._pool
         used = [self._blocks_of(own.values()) for own in self.members]
@@ -269,7 +267,7 @@ class Ranks:
     # Plans.
 
     def _complete(self, plan: StepPlan) -> None:
-        """Adds the work of each rank to a plan, and cuts its horizon to the first that runs out of blocks."""
+        """Adds the work of each rank to a plan; its horizon ends when the first rank runs out of blocks."""
         idle = set(plan.idle) if plan.num_decodes else ()
         drafts = plan.drafts.by_request() if plan.drafts is not None else {}
         chunks: list[list[Chunk]] = [[] for _ in range(self.size)]
@@ -312,7 +310,7 @@ class Ranks:
         return low
 
     def check_integrity(self) -> None:
-        """Asserts that every sequence is of one rank, and that no rank exceeds its slots and its blocks."""
+        """Asserts that every sequence belongs to one rank, and that no rank exceeds its slots and blocks."""
         running = self._state.running_set.running
         assert sum(map(len, self.members)) == len(running)
         assert sum(self.num_requests) == len(self._state.sequences)
@@ -369,7 +367,7 @@ class RankView(StepView):
 
     @property
     def num_prompts(self) -> int:
-        """Number of ranks with a prompt that waits or is being computed."""
+        """Number of ranks with a waiting prompt or one in prefill."""
         return self._ranks.num_with_prompts
 
     @property

@@ -1,4 +1,4 @@
-"""The rules that differ between the schedulers that `EngineCore` follows, as values: of vLLM and of SGLang.
+"""The rules that differ between the schedulers that `EngineCore` follows (vLLM's and SGLang's), as values.
 
 Sources: `vllm/v1/core/sched/scheduler.py` and `vllm/v1/core/kv_cache_utils.py` of the wheels 0.32.0 and
 0.33.0; `sglang/srt/managers/scheduler.py` and `sglang/srt/managers/schedule_batch.py` of the wheel 0.5.23.
@@ -10,43 +10,44 @@ from typing import NamedTuple
 
 
 class Release(NamedTuple):
-    """The rules of one release. Default: vLLM 0.32, whose rules other engines follow, too."""
+    """The rules of one release. The default is vLLM 0.32, whose rules apply to other engines as well."""
 
     hashes_ahead: bool = False
     """With EAGLE and MTP, whether the content of a KV block includes the tokens after it that drafting reads.
-
-    If not, the last block of a prefix-cache hit is computed again. Engines that send or load KV never do.
+    If not, the last block of a prefix-cache hit is computed again, except in engines that send or load KV.
     """
     caches_verified: bool = False
-    """Whether accepted draft tokens are in the prefix cache once verified, and not with the next step."""
+    """Whether accepted draft tokens enter the prefix cache once verified, instead of with the next step."""
     serves_past_preempted: bool = False
-    """With scheduling=priority, whether the running requests after one that preempted itself are served."""
+    """With scheduling=priority, whether the running requests after one that preempted itself are still
+    served.
+    """
     skips_unfit: bool = False
-    """Whether a waiting prompt of which no chunk fits the budget is skipped; if not, those behind it wait.
+    """Whether a waiting prompt of which no chunk fits the budget is skipped; if not, the prompts behind it
+    wait.
 
     A chunk may not end within the tokens that the modules of MTP read ahead.
     """
     paces_alone: bool = False
-    """Whether prefill_schedule_interval counts from the last step with prompts of the engine's own."""
+    """Whether prefill_schedule_interval counts from this engine's last step with prompts."""
     caches_when_read: bool = False
     """Whether prompts and outputs enter the prefix cache when their step's tokens are read.
 
-    With `Ends.one_step_late` that is one step later than with vLLM: a complete prompt enters it after the
-    next plan, and the KV of a stop token, which the next step has computed, enters it, too. The prompt of a
-    request that ends with it enters it with the output only
+    With `Ends.one_step_late` that is one step later than in vLLM: a complete prompt enters the cache after
+    the next plan, and so does the KV of a stop token, which the next step has computed. If a request ends
+    with its first token, its prompt enters the cache only with the output
     (`process_batch_result_prefill` and `Req.owned_kv_len` of SGLang).
     """
     discards_unread: bool = False
-    """Whether a preempted sequence loses the token that was not read when it was preempted.
+    """Whether a preempted sequence loses the token that was unread at its preemption.
 
     It computes that token again (`is_retracted` in SGLang's `process_batch_result_decode`).
     """
 
     def under(self, *, has_classes: bool, speculates: bool) -> Release:
-        """Returns the rules with a scheduling policy.
+        """Returns the rules with a scheduling policy. has_classes: whether it has priority classes.
 
-        has_classes: whether it is that of priority classes. speculates: whether a step yields several tokens
-        per sequence; then unread ones are kept.
+        speculates: whether a step yields several tokens per sequence; then unread ones are kept.
         """
         return self._replace(
             serves_past_preempted=self.serves_past_preempted and has_classes,
@@ -68,11 +69,11 @@ RELEASES = {
         paces_alone=True,
     ),
 }
-"""Releases in which rules have changed, oldest first. Older ones are taken for the first."""
+"""Releases in which rules changed, oldest first. Older releases use the rules of the first."""
 
 
 def release_of(version: str | None) -> Release:
-    """Returns the rules of a version, such as 0.32.0; None: those of the newest release."""
+    """Returns the rules of a version, such as 0.32.0; None: the newest release."""
     if version is None:
         return RELEASES[max(RELEASES)]
     number = tuple(int(part) for part in version.split(".")[:2])

@@ -25,7 +25,7 @@ class Prompt(NamedTuple):
     num_tokens: int
     segments: tuple[Segment, ...] = ()
     num_pinned: int = 0
-    """Number of first tokens, such as a system prompt, with KV that the client pays to keep in the cache."""
+    """Number of leading tokens, such as a system prompt, whose KV the client pays to keep in the cache."""
 
 
 class Branching(NamedTuple):
@@ -45,9 +45,9 @@ class Request(NamedTuple):
 
     arrival_s: seconds on the caller's clock. max_tokens: the client's limit on output tokens; None: only the
     model's context limits them. priority: smaller is served first, as in vLLM. deadline_s: time at which the
-    client needs the whole output, on the same clock (the completion window of a batch API).
-    answer_id: identifies the content of the output, so that a later prompt that contains it has a cache hit;
-    None: no other request has this content. branching: several outputs; None: one.
+    client needs the complete output, on the same clock (the completion window of a batch API). answer_id:
+    identifies the content of the output, so that a later prompt that contains it has a cache hit; None: no
+    other request has this content. branching: several outputs; None: one.
     adapter: name of the LoRA adapter; None: the base model. model: name of the model; None: the only model.
     """
 

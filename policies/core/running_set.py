@@ -48,7 +48,7 @@ class RunningSet:
         self.loading: dict[int, Sequence] = {}  # sequences that wait for KV or an adapter to be loaded
         self.leaving: dict[int, Sequence] = {}  # sequences with KV that another engine is copying
         self.ending: dict[int, Sequence] = {}  # complete ones, until the next commit
-        self.computing: dict[int, Sequence] = {}  # those that await a token from a pipeline
+        self.computing: dict[int, Sequence] = {}  # sequences that await a token from a pipeline
         self._beside_decodes = (self.prefilling, self.paused, self.leaving, self.ending, self.computing)
         if decodes is None:
             decodes = DecodeSet(max_num_seqs, pool.block_size, self.running, pool.num_tables)
@@ -56,7 +56,9 @@ class RunningSet:
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
         self.reads_late = False
-        """Whether the tokens of a step are read when the next is planned, as with `Ends.one_step_late`."""
+        """Whether the tokens of a step are read only when the next step is planned, as with
+        `Ends.one_step_late`.
+        """
         self.preempts_newest = False
         """Whether the sequence that was admitted last is preempted first; see `Scheduling`."""
         self.by_rank: SequenceOf[dict[int, Sequence]] = ()
@@ -73,7 +75,7 @@ class RunningSet:
         for others in self._beside_decodes:
             if others:
                 for seq in others.values():
-                    if seq.state is not DECODING:  # those that end late are members of the decode set
+                    if seq.state is not DECODING:  # sequences that end late are members of the decode set
                         num_tokens += seq.stored_computed - seq.num_dropped
         if self.branched.members:
             num_tokens += self.branched.num_tokens_held
@@ -97,11 +99,10 @@ class RunningSet:
         return self.decodes.num_pooled(seq) if seq.state is DECODING else seq.num_held
 
     def victim(self, running: dict[int, Sequence]) -> Sequence:
-        """Returns the sequence of largest rank, or with `preempts_newest` the one that was admitted last.
+        """Returns the sequence of largest rank, or with `preempts_newest` the one admitted last.
 
-        Those in KV transfers or in a pipeline are excluded.
-
-        running: the running sequences, or those of one rank of data-parallel attention.
+        Sequences in KV transfers or in a pipeline are excluded. running: the running sequences, of all ranks
+        or of one rank of data-parallel attention.
         """
         candidates: Collection[Sequence] = running.values()
         if self.loading or self.leaving or self.computing:
@@ -113,7 +114,7 @@ class RunningSet:
     def sharers(self, seq: Sequence) -> list[Sequence]:
         """Returns the sequences with a cache hit on blocks that the current step computes for `seq`.
 
-        The last admitted is first.
+        The last admitted comes first.
         """
         sharers = [self.running[request_id] for request_id in self._pool.sharers(seq)]
         return sorted(sharers, key=lambda other: other.admission, reverse=True)
@@ -170,7 +171,7 @@ class RunningSet:
         return False
 
     def fork(self, seq: Sequence) -> None:
-        """Lets a sequence with branches decode after its prefill."""
+        """Starts decoding a sequence with branches after its prefill."""
         del self.prefilling[seq.request_id]
         self.branched.fork(seq)
 
@@ -188,7 +189,7 @@ class RunningSet:
             self.branched.resume(seq, seq.branches)
 
     def depart(self, seq: Sequence) -> None:
-        """Lets a sequence await the token of its last known one, which counts as computed from now on."""
+        """Moves a sequence to the pipeline: its newest known token counts as computed from now on."""
         if seq.state is DECODING:
             self.decodes.leave(seq, COMPUTING)
             seq.stored_computed += 1
@@ -208,7 +209,7 @@ class RunningSet:
         return False
 
     def prefill_again(self, seq: Sequence) -> None:
-        """Lets a departed sequence whose prompt is computed be in prefill, as before its last chunk."""
+        """Moves a departed sequence with a computed prompt back to prefill, as before its last chunk."""
         del self.computing[seq.request_id]
         seq.state = PREFILLING
         self.prefilling[seq.request_id] = seq
@@ -230,7 +231,7 @@ class RunningSet:
     def end_late(self, seq: Sequence) -> None:
         """Keeps a sequence with a complete output until the next commit; see `Ends.one_step_late`.
 
-        A sequence below its limits decodes once more, because only its newest tokens show its end.
+        A sequence below its limits decodes once more, because only its newest tokens show that it has ended.
         """
         self.ending[seq.request_id] = seq
         if seq.state is PREFILLING:
@@ -287,7 +288,7 @@ class RunningSet:
         return num_branched
 
     def _members_of(self, state: SequenceState) -> dict[int, Sequence]:
-        """Returns the set of the sequences in a state in which they neither decode nor have ended."""
+        """Returns the set of sequences in a given state, other than decoding or ended."""
         if state is PREFILLING:
             return self.prefilling
         if state is PAUSED:
@@ -337,11 +338,11 @@ class RunningSet:
 
     @staticmethod
     def _note_unread(seq: Sequence) -> None:
-        """Sets the number of unread tokens of a decoding sequence: 1 if the last step has decoded it."""
+        """Sets a decoding sequence's number of unread tokens: 1 if the last step decoded it."""
         seq.num_unread = int(seq.num_computed > seq.stored_computed)
 
     def _join(self, seq: Sequence) -> None:
-        """Adds a sequence to the decode set; without room for its KV it is at its limit there."""
+        """Adds a sequence to the decode set; if its KV has no room, it joins at its KV limit."""
         growth = self._pool.growth(seq) if self._asks_for_growth else PAGED
         self.decodes.join(seq, AT_LIMIT if growth is None else growth)
 

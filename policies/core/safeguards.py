@@ -1,11 +1,10 @@
-"""Safeguards of an engine against policies that fail at one sequence, or go round without progress.
+"""Safeguards of an engine against policies that fail on one sequence, or loop without progress.
 
-Contained errors: an engine with real clients must not end because a policy fails at one of their requests.
-Only calls with one sequence can be contained; an error of a call about the whole step leaves the step half
-built.
+Contained errors: an engine with real clients must not stop because a policy fails on one request. Only calls
+with one sequence can be contained; an error of a call about the whole step leaves the step half built.
 
-Livelocks: policies that preempt, or wait, again and again, so that no sequence gets a token, are
-found and end with an error.
+Livelocks: policies that preempt or wait repeatedly, so that no sequence gets a token, are detected and
+stopped with an error.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from policies.core.state import EngineState, Rank
 Report = Callable[[Sequence, Exception], None]
 
 LAST = (float("inf"),)
-"""Rank of a prefill whose `chunk_rank` has failed."""
+"""Rank of a prefill whose `chunk_rank` raised an error."""
 
 
 def weakly(report: Report) -> Report:
@@ -35,9 +34,9 @@ def weakly(report: Report) -> Report:
 
 
 def contain(state: EngineState, report: Report) -> None:
-    """Has errors of `rank`, `chunk_rank` and `on_end` reported: the sequence keeps its rank, or is last.
+    """Reports errors of `rank`, `chunk_rank` and `on_end`; the sequence keeps its rank, or goes last.
 
-    An error of `rank` about a request that is not in the engine yet is raised: it has no rank to keep.
+    An error of `rank` for a request that is not in the engine yet is raised, because it has no rank to keep.
     """
     first_rank, state.on_end = state.rank, [_contained(listener, report) for listener in state.on_end]
 
@@ -77,10 +76,10 @@ def _last_if_failing(rank: Rank, report: Report) -> Rank:
 
 
 MAX_STEPS = 10_000
-"""Number of steps that preempt, among which a sequence must get a token or a request must come or end."""
+"""Number of preempting steps within which a sequence must get a token, or a request must arrive or end."""
 
 MAX_WAITS = 10_000
-"""Number of steps in a row that only wait, among which a request must get a token, come or end."""
+"""Number of consecutive waiting steps within which a request must get a token, arrive or end."""
 
 
 class PreemptionWatch:
@@ -94,7 +93,7 @@ class PreemptionWatch:
         self._output_tokens: dict[int, int] = {}
 
     def is_livelock(self) -> bool:
-        """Counts a step that preempts, and returns whether the last `MAX_STEPS` of them were in vain."""
+        """Counts a preempting step; returns whether the last `MAX_STEPS` of them made no progress."""
         self._num_steps += 1
         if self._num_steps < MAX_STEPS:
             return False
@@ -105,7 +104,7 @@ class PreemptionWatch:
 
 
 class WaitWatch:
-    """Counts the steps in a row that only wait."""
+    """Counts consecutive steps that only wait."""
 
     __slots__ = ("_at", "num_waits")
 
@@ -114,9 +113,9 @@ class WaitWatch:
         self._at = (-1, -1)
 
     def is_livelock(self, num_iterations: int, num_unfinished: int) -> bool:
-        """Counts a step that waits; returns whether more than `MAX_WAITS` in a row were in vain.
+        """Counts a waiting step; returns whether more than `MAX_WAITS` consecutive ones made no progress.
 
-        A change of either number is progress: an iteration has run, or a request has come or ended.
+        A change of either number is progress: an iteration has run, or a request has arrived or ended.
         """
         at = num_iterations, num_unfinished
         self.num_waits = self.num_waits + 1 if at == self._at else 1

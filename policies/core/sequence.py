@@ -19,7 +19,7 @@ class Growth(NamedTuple):
 
     takes_blocks: whether it needs another block every block_size tokens; if not, it has all its blocks.
     widens: whether it attends to one more token every iteration; if not, it has reached a window.
-    until: computed tokens at which the pool is asked again; None: never.
+    until: computed tokens at which the pool must be asked again; None: never.
     """
 
     takes_blocks: bool = True
@@ -45,7 +45,7 @@ class SequenceState(Enum):
     loading = 5  # holds slot and blocks; KV from another tier is being loaded into them
     leaving = 6  # holds slot and blocks until another engine has a copy of its KV
     ending = 7  # its output is complete; it holds slot and blocks until the next commit (endings.py)
-    computing = 8  # in a batch that is on its way through a pipeline (parts.py)
+    computing = 8  # in a batch in a pipeline (parts.py)
 
 
 # In Python 3.11, reading a member through its enum's class takes 50 ns, reading a constant of a module 2 ns.
@@ -60,7 +60,7 @@ ENDING: Final = SequenceState.ending
 COMPUTING: Final = SequenceState.computing
 
 ACTIVE_STATES = (PREFILLING, DECODING, PAUSED)
-"""States of sequences that may compute; others wait (also for KV) or have ended."""
+"""States in which a sequence may compute; in the others it waits (for a slot or KV) or has ended."""
 
 
 class FinishReason(Enum):
@@ -89,7 +89,7 @@ class Sequence:
 
     The core and the KV pool write these attributes. A decoding sequence advances with the clock of its decode
     set and is not changed itself, so that an iteration takes the same time for one sequence as for a
-    thousand. Its true end is private to the core: policies are given sequences, as a `SequenceView`.
+    thousand. Its true end is private to the core: policies get sequences as a `SequenceView`.
     """
 
     __slots__ = (
@@ -155,7 +155,7 @@ class Sequence:
         # Valid while it runs.
         self.slot: int | None = None  # its row in the engine's arrays
         self.admission = 0  # sequence number of its last admission
-        self.num_found = 0  # tokens that were in a cache or another tier at its last admission
+        self.num_found = 0  # its tokens found in a cache or another tier at its last admission
         self.num_dropped = 0  # computed tokens with KV that a lossy cache has dropped
         self.kv: Any = None  # the KV pool's record of this sequence
         self.block_ids: list[int] = []  # physical ids of its KV blocks, as far as assigned
@@ -175,7 +175,7 @@ class Sequence:
         self.num_swapped = 0  # computed tokens with KV in another tier or engine
         self.swap_tier = "host"  # the tier that holds that KV; see `Transfer`
         self.num_adapter_blocks = 0  # KV blocks that its adapter needs
-        self.num_unreserved_blocks = 0  # KV blocks of its known tokens that its admission does not need
+        self.num_unreserved_blocks = 0  # KV blocks of its known tokens that need not be free at its admission
         # For sequences with branches.
         self.branches: Branches | None = None  # set at the end of its first prefill
         self._branch_ends: tuple[int, ...] = ()  # per branch, the output tokens after which it ends
@@ -255,8 +255,8 @@ class Sequence:
 class SequenceView(Protocol):
     """A `Sequence` as policies see it; its properties can be read and not written.
 
-    A type checker refuses what is not declared here. The true end is private at run time, too; the
-    conformance suite finds policies with decisions that depend on it (`blind_to_the_truth`).
+    A type checker rejects attributes that are not declared here. The true end is also private at run time;
+    the conformance suite finds policies whose decisions depend on it (`blind_to_the_truth`).
     """
 
     @property
@@ -301,7 +301,7 @@ class SequenceView(Protocol):
 
     @property
     def max_num_tokens(self) -> int:
-        """Prompt and output tokens at which client, model or KV cache end it at the latest."""
+        """Upper bound of its prompt and output tokens, set by client, model and KV cache."""
         ...
 
     @property

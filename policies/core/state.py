@@ -40,7 +40,7 @@ Rank = Callable[[SequenceView], tuple[float, ...]]
 
 
 class Residents(Protocol):
-    """The LoRA adapters of an engine; `policies.adapters.serving.Residents` says what each method returns."""
+    """The LoRA adapters of an engine; `policies.adapters.serving.Residents` documents each method."""
 
     num_blocks: int
     has_changed: bool
@@ -68,7 +68,7 @@ class EngineState:
     """The queue, the running set, the KV pool and the transfers of one engine.
 
     rank, chunk_rank: as in `Scheduling`; chunk_rank=None: prefills are in the order of admission.
-    swaps: whether preempted KV is moved to host memory. residents: the LoRA adapters; None: none are served.
+    swaps: whether preempted KV moves to host memory. residents: the LoRA adapters; None: none are served.
     Other arguments as in `EngineCore`.
     """
 
@@ -92,7 +92,7 @@ class EngineState:
         self.block_pool = block_pool
         self.residents = residents
         self.num_watermark_blocks = block_pool.num_watermark_blocks
-        if residents is not None and type(waiting) is WaitingQueue:  # other orders have queues of their own
+        if residents is not None and type(waiting) is WaitingQueue:  # other orders use their own queues
             waiting = AdapterQueue()
         self.waiting = waiting
         self.rank = rank
@@ -112,16 +112,16 @@ class EngineState:
         self.last_plan: StepPlan | None = None
         """The plan that was committed last; None if nothing could be computed after it."""
         self.plan_before: StepPlan | None = None
-        """The plan before `last_plan`; that plan itself if it was one of several iterations."""
+        """The plan before `last_plan`; `last_plan` itself if it had several iterations."""
         self.max_tokens_per_pass = 1
         """Maximum number of tokens that a decode without branches gets in an iteration."""
         self.traffic_has_ended = False
-        """Whether no request arrives before one of those in the engine has ended."""
+        """Whether no request arrives before a request in the engine has ended."""
         self.last_end_s = float("-inf")
         """Time at which the last iteration ended, in seconds."""
         self.running_set = RunningSet(block_pool, max_num_seqs, decodes)
         self.running_set.preempts_newest = preempts_newest
-        self.running = self.running_set.running  # attributes of it that every step reads
+        self.running = self.running_set.running  # its attributes that every step reads
         self.prefilling: Mapping[int, Sequence] = self.running_set.prefilling
         self.loading = self.running_set.loading
         self.decodes = self.running_set.decodes
@@ -129,7 +129,8 @@ class EngineState:
         self.branched = self.running_set.branched
         self.free_slots: Sized = self.running_set.free_slots
         self.num_reserved = 0
-        """Free KV blocks that are not to be taken now, as those of other ranks of data-parallel attention."""
+        """Free KV blocks that are unavailable now, such as those of other ranks of data-parallel attention.
+        """
         self.transfers = Transfers(block_pool, self.branched, num_swap_blocks, names_blocks)
         self.loads_kv = type(block_pool).num_loadable is not BlockPool.num_loadable
         """Whether the pool may have KV in other tiers."""
@@ -158,7 +159,8 @@ class EngineState:
     def bounds_of(self, request: Request, stop_after: StopAfter) -> Bounds:
         """Returns the number of known tokens at which a request would end, and the reason.
 
-        Raises RejectedError if it can never be served, as its adapter is unknown or too little KV is left.
+        Raises RejectedError if it can never be served: its adapter is unknown or too little KV memory is
+        left.
         """
         if self.residents is not None:
             return self.limits.of(request, stop_after, self.residents.check(request.adapter))
@@ -221,7 +223,7 @@ class EngineState:
         return self.num_reserved + (0 if is_alone else self.num_watermark_blocks)
 
     def cause_if_untried(self) -> Cause:
-        """Returns the reason why the first waiting sequence waits, if no policy has tried to admit it."""
+        """Returns why the first waiting sequence waits, if no policy has tried to admit it."""
         if self.residents is None:
             return Cause.policy
         first = next(iter(self.waiting), None)  # None: a queue may have no sequence to admit
@@ -238,7 +240,7 @@ class EngineState:
         return Migrant(seq.request, seq.num_known, seq.num_computed, self.transfers.blocks(seq))
 
     def num_unread(self, seq: Sequence) -> int:
-        """Returns 1 if the newest token of a sequence is of a step that has not been read, else 0.
+        """Returns 1 if the newest token of a sequence comes from a step that has not been read, else 0.
 
         Such tokens exist with `Ends.one_step_late`, while the next step is planned.
         """
@@ -249,14 +251,14 @@ class EngineState:
     def cache_lags(self, seq: Sequence) -> bool:
         """Returns whether the newest computed token of a decoding sequence was unread when it was planned.
 
-        Its content was unknown then, so that it is not in the cache before the next step with the sequence.
+        Its content was unknown then, so it enters the cache only with the sequence's next step.
         """
         return _gives_a_token(self.last_plan, seq) and _gives_a_token(self.plan_before, seq)
 
     # Changes.
 
     def give_way(self) -> None:
-        """Loads another adapter, if that lets sequences start, after a step in which nothing could run.
+        """Loads another adapter after a step in which nothing could run, if that allows sequences to start.
 
         The end of the load is an event, at which the policies decide again.
         """
@@ -305,7 +307,7 @@ class EngineState:
         self.end(seq, reason)
 
     def rerank(self, seq: Sequence) -> None:
-        """Asks the scheduling policy for a sequence's rank again."""
+        """Recomputes a sequence's rank with the scheduling policy."""
         if seq.state is not WAITING:
             seq.rank = self.rank(seq)
             return
@@ -378,7 +380,7 @@ class EngineState:
         self.end(seq, reason)
 
     def _note_cached(self, seq: Sequence) -> None:
-        """Notes whether the cache has all tokens of a sequence that has left; drafts count their own."""
+        """Stores whether the cache has all tokens of a departed sequence; drafts keep their own count."""
         if seq.num_unread and (
             self.last_plan is None or not (self.decodes.holds_planned or self.cache_lags(seq))
         ):

@@ -1,10 +1,11 @@
 """The step builder: the methods with which a batching policy builds a step.
 
-The builder reserves blocks and slots immediately and checks every call against budget and memory, so that a
-policy cannot leak a block, exceed the budget or compute a token twice.
+The builder reserves blocks and slots immediately and checks every call against budget and memory, so a policy
+cannot leak a block, exceed the budget or compute a token twice.
 
-The engine opens the builder with `begin`, policies fill it, and `end` makes the plan of it. The module is
-long because a policy's author reads it whole: what may be called, what each call reserves, what a plan holds.
+The engine opens the builder with `begin`, policies fill it, and `end` turns it into a plan. The module is
+long because a policy's author reads all of it: the available calls, what each call reserves, and the contents
+of a plan.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class StepBuilder:
         decode_all, decode, prefill  give tokens to running sequences
         admit                        gives a waiting sequence a slot, KV and tokens
         computes_prompts             whether the step computes chunks of prompts
-        reserve_first_chunks         lets admissions need room for their first chunk only
+        reserve_first_chunks admissions need room for their first chunk only
         preempt, pause, resume       stop a sequence, or let it continue
         evict_ahead, refresh         evict cached contents before they are needed, or delay their eviction
-        rerank                       asks the scheduling policy for a sequence's rank again
-        repeat, hold, wait_until     define for how long the decision holds
+        rerank recomputes a sequence's rank with the scheduling policy repeat, hold, wait_until     define for
+        how long the decision holds
 
     Methods return whether they succeeded; a refusal is normal and changes nothing. An invalid call raises
     ValueError, and so does every call after the end of the step.
@@ -57,19 +58,19 @@ class StepBuilder:
         *("num_tokens", "pause", "preempt", "prefill", "refresh", "repeat", "rerank"),
         *("reserve_first_chunks", "resume", "tokens_left", "wait_until"),
     )
-    """The names that a policy may use; the others are the engine's."""
+    """The names that a policy may use; all others are reserved for the engine."""
 
     def __init__(self, state: EngineState, drafts: DraftRows | None = None) -> None:
         self.is_open = False
         """Whether a step is being built."""
         self.max_batch_seqs: int | None = None
-        """Maximum number of sequences in a step that admits some; None: the slots limit them alone."""
+        """Maximum number of sequences in a step with admissions; None: only the slots limit them."""
         self.is_of_rank = False
         """Whether the step is filled for one rank of data-parallel attention after the other."""
         self._state = state
         self._pool = state.block_pool
         self._decodes = state.decodes
-        self._drafts = drafts  # what draft tokens take of a step; None: each decode is one token
+        self._drafts = drafts  # the part of a step that draft tokens use; None: each decode is one token
         self._clear()
 
     def _clear(self) -> None:
@@ -79,7 +80,7 @@ class StepBuilder:
         self.tokens_left = FOREVER
         """Tokens that the budget still allows."""
         self._all_decode = False  # whether the whole decode set decodes
-        self._decoded: dict[int, Sequence] = {}  # unless _all_decode: sequences that decode, by request id
+        self._decoded: dict[int, Sequence] = {}  # the decoding sequences by request id, unless _all_decode
         self._chunks: list[Chunk] = []
         self._admitted: list[Sequence] = []
         self._preempted: list[Sequence] = []
@@ -94,7 +95,7 @@ class StepBuilder:
         self._refusal: Cause | None = None  # reason of the first failed admission
         self._reserves_all = True  # whether an admission needs room for all known tokens
         self.has_read = False
-        """Whether the tokens of the step before have been read because this one has none."""
+        """Whether the previous step's tokens have been read because this step has none."""
         if self._drafts is not None:
             self._drafts.clear()
 
@@ -108,7 +109,7 @@ class StepBuilder:
             self._spend(0, 0)
 
     def repeat(self, num_iterations: int = FOREVER) -> None:
-        """Promises that the policy would decide the same step for num_iterations iterations.
+        """Promises that the policy would make the same decision for num_iterations iterations.
 
         The promise ends with an event (an arrival, an abort, a finished transfer, the end of a sequence or of
         a prefill, a full KV cache), for which the core checks. Without a promise a step holds for one
@@ -119,9 +120,9 @@ class StepBuilder:
         self._promise = num_iterations
 
     def hold(self, num_iterations: int = FOREVER, until_s: float = inf) -> None:
-        """Limits a promise: the policies decide again after num_iterations iterations and at time until_s.
+        """Limits a promise: the policies decide again after num_iterations iterations or at time until_s.
 
-        The smallest of several limits is used. until_s: the first end of an iteration at or after that time.
+        The smallest of several limits applies. until_s: the first end of an iteration at or after that time.
         """
         if num_iterations < 1:
             raise ValueError(f"hold({num_iterations}): must be a whole number of iterations >= 1")
@@ -141,9 +142,9 @@ class StepBuilder:
         """Decodes every decoding sequence in the order of admission, as far as the budget allows.
 
         If blocks run out, the sequences of largest rank are preempted until the others fit, as by `decode`.
-        Returns False if not all sequences decode: the budget is used up, or a sequence was preempted because
-        its own rank is the largest; then the others decode if `StepView.serves_past_preempted`. A sequence
-        with branches takes `width` tokens, all or none.
+        Returns False if not all sequences decode because the budget is used up, or because a sequence of
+        largest rank preempted itself; in that case the others decode if `StepView.serves_past_preempted`. A
+        sequence with branches takes `width` tokens, all or none.
         """
         if not self.is_open:
             self._refuse_late()
@@ -171,7 +172,10 @@ class StepBuilder:
         return self._decode_each()
 
     def decode_together(self) -> bool:
-        """Decodes all sequences with all their draft tokens; false, without a change, if there is no room."""
+        """Decodes all sequences with all their draft tokens.
+
+        Returns False, unchanged, without room for it.
+        """
         if self._drafts is None or self.is_of_rank or self._decoded or self._all_decode:
             return False
         num_tokens = self._drafts.take_all(self.tokens_left)
@@ -189,7 +193,7 @@ class StepBuilder:
         return True
 
     def _decodes_or_left(self, seq: Sequence) -> bool:
-        """Decodes a sequence; returns False if those after it are not to be served."""
+        """Decodes a sequence; returns False if the sequences after it must not be served."""
         return self.decode(seq) or (self._state.release.serves_past_preempted and seq.state is not DECODING)
 
     def _decode_rank(self) -> bool:
@@ -214,11 +218,12 @@ class StepBuilder:
         return True
 
     def decode(self, seq: SequenceView) -> bool:
-        """Gives a decoding sequence its next token; False if the budget is used up or this step preempted it.
+        """Schedules a decoding sequence's next token; False if it has no budget or this step preempted it.
 
         A sequence with branches gets one token per branch: seq.width tokens, all or none.
         If it needs a block and none is free, the sequences of largest rank are preempted until one is free.
-        With drafts, it gets no token, and the result is true, if its last step may fill the model's context.
+        With drafts, the sequence gets no token and the result is True if its last step may fill the model's
+        context.
         """
         if not self._may_decode(seq):
             return False
@@ -248,7 +253,7 @@ class StepBuilder:
     def _may_decode(self, seq: SequenceView) -> TypeGuard[Sequence]:
         """Returns whether the step has budget for a decoding sequence, and has not preempted it.
 
-        Raises ValueError if the sequence does not decode, or does already in this step.
+        Raises ValueError if the sequence is not decoding, or already decodes in this step.
         """
         if not self.is_open:
             self._refuse_late()
@@ -262,8 +267,8 @@ class StepBuilder:
     def prefill(self, seq: SequenceView, max_num_tokens: int) -> bool:
         """Computes up to max_num_tokens more tokens of a sequence in prefill.
 
-        The number is cut to the budget and to the rest of the prompt. Returns False if that leaves nothing,
-        or if the sequence was preempted in this step.
+        The number is limited by the budget and the rest of the prompt. Returns False if no token is left to
+        compute, or if this step preempted the sequence.
         """
         if not self.is_open:
             self._refuse_late()
@@ -271,7 +276,7 @@ class StepBuilder:
         if self._drafts is not None:
             max_num_tokens = self._drafts.cut(seq, seq.stored_computed, max_num_tokens, self.tokens_left)
             if max_num_tokens < 1 <= self.tokens_left:
-                return True  # it waits for a budget that holds the rest of its prompt
+                return True  # it waits for a budget that covers the rest of its prompt
         if seq in self._preempted:
             return False
         if seq.state is not PREFILLING or any(chunk.seq is seq for chunk in self._chunks):
@@ -291,13 +296,13 @@ class StepBuilder:
         return True
 
     def admit(self, seq: SequenceView, max_num_tokens: int, *, may_cut: bool = True) -> bool:
-        """Gives a waiting sequence a slot and up to max_num_tokens tokens of prefill, cut to the budget.
+        """Admits a waiting sequence with up to max_num_tokens tokens of prefill, limited by the budget.
 
         may_cut: if False, the sequence is refused instead of being cut to the budget.
-        If a part of its KV is in another tier, it gets slot and blocks and starts to run when the transfer is
-        done; likewise while its adapter is being loaded. Returns False if there is no slot or no budget, if
-        there is no room for all its known tokens (see `reserve_first_chunks`) or its adapter, or if this step
-        has preempted a sequence.
+        If a part of its KV is in another tier or its adapter must be loaded, it gets slot and blocks and
+        starts to run when the load is done. Returns False if there is no slot or no budget, if there is no
+        room for all its known tokens (see `reserve_first_chunks`) or its adapter, or if this step has
+        preempted a sequence.
         """
         if not self.is_open:
             self._refuse_late()
@@ -329,7 +334,7 @@ class StepBuilder:
         if refusal is not None:
             may_shrink = not self._reserves_all or (not may_cut and seq.stored_known > self.tokens_left)
             if refusal is Cause.memory and num_cached and (may_shrink or self._pool.slides):
-                self._hold = 1  # evicted, its prefix needs no blocks, or the cause becomes the budget
+                self._hold = 1  # after eviction its prefix needs no blocks, or the cause becomes the budget
             seq.num_unreserved_blocks = 0
             return self._refuse(refusal)
         state.start(seq, num_cached)
@@ -341,23 +346,23 @@ class StepBuilder:
 
     @property
     def computes_prompts(self) -> bool:
-        """True if the step computes prompts; the last token alone of an admitted one does not count."""
+        """True if the step computes prompts; an admitted prompt's last token alone does not count."""
         admitted = self._admitted
         return any(c.seq not in admitted or c.num_cached + 1 < c.seq.stored_known for c in self._chunks)
 
     def reserve_first_chunks(self) -> None:
-        """Lets later admissions of this step need room for the cached tokens and the first chunk only.
+        """Admits later sequences of this step if there is room for their cached tokens and first chunk.
 
         Its further chunks may then preempt others. KV from another tier needs room for all known tokens.
         """
         self._reserves_all = False
 
     def evict_ahead(self, num_blocks: int) -> None:
-        """Evicts cached contents until num_blocks are free without content, in caches that can (`radix`)."""
+        """Evicts cached contents until num_blocks empty blocks are free, if the cache can (`radix`)."""
         self._pool.evict_ahead(num_blocks)
 
     def refresh(self, seq: SequenceView) -> None:
-        """Marks what the cache has for a waiting sequence as used now.
+        """Marks the cached tokens of a waiting sequence as used now.
 
         Does nothing if the scheduling policy looks it up in every step.
         """
@@ -384,14 +389,14 @@ class StepBuilder:
         self._state.running_set.resume(seq)
 
     def rerank(self, seq: SequenceView) -> None:
-        """Asks the scheduling policy for the rank of a sequence again and moves the sequence there."""
+        """Recomputes a sequence's rank with the scheduling policy, and moves it in the order."""
         if not self.is_open:
             self._refuse_late()
         assert isinstance(seq, Sequence)
         self._state.rerank(seq)
 
     def _num_in_batch(self) -> int:
-        """Counts the sequences that run and are not in another batch, those admitted now included."""
+        """Counts the running sequences outside other batches, including those admitted by this step."""
         state = self._state
         if self.is_of_rank:
             return sum(seq.state in (DECODING, PREFILLING) for seq in state.running.values())
@@ -403,17 +408,17 @@ class StepBuilder:
         return False
 
     def _refuse_unfit(self, drafts: DraftRows, num_cached: int) -> bool:
-        """Refuses a prompt of which no chunk fits with its rows; returns whether those behind it may fit."""
+        """Refuses a prompt if no chunk of it fits with its rows; returns whether later prompts may fit."""
         if drafts.may_skip:
             return self._refuse(Cause.budget) or True
         if num_cached and drafts.cuts_prompts:
-            self._hold = 1  # with a shorter hit, it has more tokens to compute and no padding
+            self._hold = 1  # after a shorter hit it has more tokens to compute and no padding
         return self._refuse(Cause.budget)
 
     def _reserve(self, seq: Sequence, num_then: int, num_rows: int) -> None:
         """Sets the blocks of a waiting sequence that need not be free at its admission.
 
-        num_then: its computed tokens after this step. num_rows: rows of padding behind them.
+        num_then: its computed tokens after this step. num_rows: rows of padding after them.
         """
         pool, state = self._pool, self._state
         pool.num_first_tokens = num_then
@@ -426,7 +431,7 @@ class StepBuilder:
         return (self._all_decode and seq.request.branching is None) or seq.request_id in self._decoded
 
     def _decode_branches(self, seq: Sequence, branches: Branches) -> bool:
-        """Gives each branch its next token."""
+        """Schedules the next token of each branch."""
         if branches.width > self.tokens_left:
             return False
         num_blocks = branches.blocks_to_append()
@@ -446,7 +451,7 @@ class StepBuilder:
         return self._pool.blocks_to_grow(seq, num_computed, num_computed + num_tokens)
 
     def _add_chunk(self, seq: Sequence, num_tokens: int, num_rows: int = 0) -> None:
-        """Adds a chunk. num_rows: rows of padding behind it."""
+        """Adds a chunk. num_rows: rows of padding after it."""
         num_computed = seq.stored_computed
         num_then = num_computed + num_tokens
         if self._drafts is None:
@@ -460,10 +465,10 @@ class StepBuilder:
         self._spend(num_tokens + num_rows)
 
     def preempt(self, seq: SequenceView, swap: bool | None = None) -> None:
-        """Moves a sequence back to the waiting queue; it loses slot, KV and its part of this step.
+        """Moves a sequence back to the waiting queue; it loses its slot, its KV and its part of this step.
 
-        Sequences that this step has admitted with a cache hit on blocks that the preempted sequence would
-        have computed are preempted, too. Does nothing if this step has preempted the sequence already.
+        Sequences are preempted as well if this step admitted them with a cache hit on blocks that the
+        preempted sequence would have computed. Does nothing if this step has preempted the sequence already.
         swap: if there is room, its computed KV is moved to host memory and loaded when it is admitted again;
         otherwise it is recomputed. None: the scheduling policy's preemption_mode decides. A sequence that was
         admitted in this step has computed nothing and is always recomputed.
@@ -481,7 +486,7 @@ class StepBuilder:
         self._take_back(seq, self._state.swaps if swap is None else swap)
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
-        """Preempts by rank until num_blocks are free; False if `seq` itself was preempted or has to wait.
+        """Preempts by rank until num_blocks are free; False if `seq` itself was preempted or must wait.
 
         It waits while the KV of a sequence of larger rank is being loaded: if it were preempted instead, the
         two could preempt each other without end.
@@ -522,21 +527,21 @@ class StepBuilder:
             return
         if seq in self._admitted:
             self._admitted.remove(seq)
-            swap = False  # this step may only now compute its cached KV, so it cannot be stored before
+            swap = False  # this step may be the one that computes its cached KV
         self._state.stop(seq, num_planned, swap)
         seq.displaced_by = None
         self._preempted.append(seq)
 
     def _renew_all(self) -> None:
-        """Asks the pool about every sequence at its KV limit; sequences without room are preempted."""
+        """Updates the growth of every sequence at its KV limit; sequences without room are preempted."""
         at_limit = self._decodes.at_limit
-        slides = self._pool.slides  # vLLM frees in the order of admission, which is that of evictions, too
+        slides = self._pool.slides  # vLLM frees, and so evicts, in the order of admission
         for seq in sorted(at_limit.values(), key=lambda seq: seq.admission if slides else seq.request_id):
             if seq.request_id in at_limit:
                 self._renew(seq)
 
     def _renew(self, seq: Sequence) -> bool:
-        """Asks the pool for the further growth of a sequence at its KV limit.
+        """Gets the further growth of a sequence at its KV limit from the pool.
 
         If it cannot grow, preempts it and returns False.
         """
@@ -552,7 +557,7 @@ class StepBuilder:
         return True
 
     def _spend(self, num_tokens: int, num_requests: int = 1) -> None:
-        """Takes tokens of requests from the budget."""
+        """Subtracts tokens of requests from the budget."""
         self.num_tokens += num_tokens
         self.tokens_left -= num_tokens
         if self._drafts is not None:
@@ -573,7 +578,7 @@ class StepBuilder:
         self._promise = FOREVER
 
     def begin_rank(self) -> None:
-        """Begins the part of one rank, with a budget and a promise of its own."""
+        """Begins the part of one rank, with its own budget and promise."""
         self._others = self.num_tokens, self._preempted, self._promise, self._waits
         self.num_tokens, self._preempted, self._promise, self._waits = 0, [], 1, False
         self.tokens_left, self._reserves_all = FOREVER, True
@@ -647,7 +652,7 @@ class StepBuilder:
         return plan
 
     def num_readable(self, seq: Sequence, in_flight: StepPlan | None) -> int:
-        """Counts the first tokens of a running sequence that are known and computed, also in this step.
+        """Counts the leading tokens of a running sequence that are known and computed, this step included.
 
         in_flight: the plan of this step, if it is complete.
         """
@@ -679,7 +684,7 @@ class StepBuilder:
 
     @property
     def has_freed(self) -> bool:
-        """True if the step has made room without computing anything, so that another attempt may succeed."""
+        """True if the step has freed memory without computing anything, so another attempt may succeed."""
         return self.has_read or bool(self._preempted)
 
     @property

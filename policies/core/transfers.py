@@ -17,7 +17,7 @@ from policies.core.plan import Content, Transfer
 from policies.core.sequence import Sequence
 
 WHOLE: Final = ("host", "live")
-"""Sources from which all KV of a sequence is loaded, whatever the cache has."""
+"""Sources from which all KV of a sequence is loaded, regardless of cache hits."""
 
 
 class Transfers:
@@ -83,7 +83,7 @@ class Transfers:
         return True
 
     def drop_loads(self, seq: Sequence) -> None:
-        """Drops the loads of a sequence that the same step admitted and preempted; none was taken yet."""
+        """Drops the loads of a sequence that one step admitted and preempted; none has been taken yet."""
         seq.num_loading = 0
         self.wanted = [transfer for transfer in self.wanted if transfer.seq is not seq]
         if self._naming is not None:

@@ -38,7 +38,7 @@ class StepView:
 
     @property
     def mixes_prefills(self) -> bool:
-        """True if a sequence decodes that was admitted after one in prefill."""
+        """True if a decoding sequence was admitted after one in prefill."""
         prefilling = self._state.prefilling
         for seq in reversed(self._state.running.values()) if prefilling else ():
             if seq.state is DECODING:
@@ -57,7 +57,7 @@ class StepView:
 
     @property
     def num_prompts(self) -> int:
-        """Number of prompts that wait or are being computed; with several ranks, of ranks that have some."""
+        """Number of prompts waiting or in prefill; with several ranks, the number of ranks with any."""
         return len(self._state.prefilling) + self._state.num_waiting
 
     @property
@@ -96,7 +96,7 @@ class StepView:
 
     @property
     def traffic_has_ended(self) -> bool:
-        """True if the driver knows that no request arrives before one of those in the engine has ended."""
+        """True if the driver knows that no request arrives before a request in the engine has ended."""
         return self._state.traffic_has_ended
 
     @property
@@ -106,12 +106,12 @@ class StepView:
 
     @property
     def serves_past_preempted(self) -> bool:
-        """True if the running sequences after one that preempted itself are served, as vLLM 0.33 does."""
+        """True if the running sequences after one that preempted itself are still served, as in vLLM 0.33."""
         return self._state.release.serves_past_preempted
 
     @property
     def paces_alone(self) -> bool:
-        """True if a policy that paces prompts counts from the engine's last step with some (vLLM 0.33)."""
+        """True if a policy that paces prompts counts from the engine's last step with prompts (vLLM 0.33)."""
         return self._state.release.paces_alone
 
     @property
@@ -121,7 +121,7 @@ class StepView:
 
     @property
     def num_free_swap_blocks(self) -> int:
-        """Blocks of host memory that are left for preempted KV."""
+        """Free blocks of host memory for preempted KV."""
         return self._state.transfers.num_free_swap_blocks
 
     def num_blocks_held(self, seq: SequenceView) -> int:
@@ -140,7 +140,7 @@ class StepView:
     def may_start(self, seq: SequenceView) -> bool:
         """Returns whether a waiting sequence could be admitted if there were a slot and memory for it.
 
-        False: it waits for its adapter, so that a preemption for it would be in vain; `waiting` skips it.
+        False: it waits for its adapter, so a preemption would not help it; `waiting` skips it.
         """
         return self._state.may_start(seq)
 
@@ -193,7 +193,7 @@ class StepView:
     def num_unread(self, seq: SequenceView) -> int:
         """Returns 1 if the newest token of a running sequence was not read before this step, else 0.
 
-        An engine that plans ahead counts it beforehand (vLLM), or does not know it yet (SGLang).
+        An engine that plans ahead either counts that token already (vLLM) or does not (SGLang).
         """
         assert isinstance(seq, Sequence)
         return self._state.num_unread(seq)
@@ -206,7 +206,7 @@ class StepView:
         return num_cached + transfers.num_loadable(seq, num_cached)
 
     def num_matched(self, seq: SequenceView) -> int:
-        """Counts tokens as `num_found` does, but also those of a last page that is computed again."""
+        """Counts tokens like `num_found`, plus those of a last page that is computed again."""
         assert isinstance(seq, Sequence)
         if self._state.loads_kv or seq.num_swapped:
             return self.num_found(seq)

@@ -1,6 +1,6 @@
-"""The waiting queue of an engine: sequences without KV in the order of their rank, and those of each adapter.
+"""The waiting queue of an engine: sequences without KV in the order of their rank, also per adapter.
 
-A scheduling policy may make a queue of its own (`Scheduling.queue`), a subclass of `WaitingQueue`.
+A scheduling policy may provide its own queue (`Scheduling.queue`), a subclass of `WaitingQueue`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from policies.core.sequence import Sequence, SequenceView
 
 Key = tuple[tuple[float, ...], int]  # rank, request id
 _Entry = tuple[tuple[float, ...], int, SequenceView]  # rank, request id, sequence
-_MAX_BLOCK = 512  # entries of a block, which is then split
+_MAX_BLOCK = 512  # entries at which a block is split
 
 
 class WaitingQueue:
@@ -75,7 +75,7 @@ class WaitingQueue:
             del self._blocks[index]
 
     def after(self, key: Key | None) -> SequenceView | None:
-        """Returns the first sequence behind a key, which none need have; key=None: the first of all."""
+        """Returns the first sequence after a key, which may be absent; key=None: the first of all."""
         if key is None or not self._blocks:
             return self.first
         index, place = self._find((key[0], key[1] + 1))
@@ -111,7 +111,7 @@ def _last(block: list[_Entry]) -> _Entry:
 
 
 class AdapterQueue(WaitingQueue):
-    """A waiting queue by rank, which is also kept by adapter. Adapter None: sequences without one."""
+    """A waiting queue by rank, also indexed by adapter. Adapter None: sequences without an adapter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class AdapterQueue(WaitingQueue):
             del self._by_adapter[seq.request.adapter]
 
     def of(self, open_adapters: Callable[[], Collection[str | None] | None]) -> Iterator[SequenceView]:
-        """Yields the sequences whose adapter is open, in order; the queue and what is open may change.
+        """Yields the sequences whose adapter is open, in order; the queue and the open adapters may change.
 
         open_adapters: returns the open adapters; None: any.
         """
@@ -145,7 +145,7 @@ class AdapterQueue(WaitingQueue):
             yield seq
 
     def _after_of(self, key: Key | None, names: Collection[str | None]) -> SequenceView | None:
-        """Returns the first sequence behind a key that needs one of some adapters; key=None: the first."""
+        """Returns the first sequence after a key that needs one of some adapters; key=None: the first."""
         queues = self._by_adapter
         found = [queues[name].after(key) for name in names if name in queues]
         return min((seq for seq in found if seq is not None), key=_key, default=None)

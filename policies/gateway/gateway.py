@@ -5,20 +5,18 @@
               |         refused                +--- resend | its replica crashed
               +-- retry, after a delay ------- timed out --+
 
-A request that no replica can serve now is held if one is starting, and dispatched when that one serves; else
-it is refused. A client gets one response, however many replicas have worked on it, and the times of a request
-count from its first arrival.
+A request that no replica can serve now is held if a replica is starting, and dispatched when that replica
+serves; otherwise it is refused. A client gets one response regardless of the number of replicas that worked
+on it, and the times of a request count from its first arrival. `Gateway` implements the path of a request to
+a replica and back, and to another replica after a crash. All other parts of the diagram are added by
+`attach`: handlers that are called on the gateway's events, with the current attempt of a request, and may
+decide about requests. A run attaches the parts that it needs: clients that time out, an admission policy
+(`AdmissionControl`), prefill pools. A gateway without attachments only routes every request to a replica, by
+one router per model (`Routers`).
 
-`Gateway` has the path of a request to a replica and back, and to another one after a crash. All other parts
-of the diagram are attached by `attach`: handlers that are called on the gateway's events, with the current
-attempt of a request, and may decide about requests. A run attaches the parts that it needs: clients that time
-out, an admission policy (`AdmissionControl`), prefill pools. A gateway without attachments only routes every
-request to a replica, by one router per model (`Routers`).
-
-Types: R, the replicas of a world; A, what it knows of a request that arrives; S, of one that ends.
-
-It waits for nothing and knows no clock but the one it is given, so that the simulator and the fleet of real
-engines drive the same object: they call `arrive`, `first_token`, `end`, `lost` and `fleet_changed`.
+Type parameters: R, the replicas; A, an arriving request; S, a finished request. The gateway never waits and
+uses only the clock passed to it, so the simulator and the fleet of real engines drive the same object: they
+call `arrive`, `first_token`, `end`, `lost` and `fleet_changed`.
 """
 
 from __future__ import annotations
@@ -43,12 +41,12 @@ class GatewayReplica(ReplicaView, Protocol):
     def submit(self, request: Request, stop_after: StopAfter) -> None:
         """Accepts a request. Raises RejectedError if the engine can never serve it.
 
-        stop_after: output tokens after which it ends, if the world knows; policies do not see it.
+        stop_after: output tokens after which it ends, if known; policies do not see it.
         """
         ...
 
     def abort(self, request_id: int) -> None:
-        """Aborts a request; its end follows, perhaps after an iteration."""
+        """Aborts a request; its end follows, possibly after an iteration."""
         ...
 
 
@@ -57,7 +55,7 @@ class Arriving(Protocol):
 
     @property
     def request(self) -> Request:
-        """The part that policies and engines may see."""
+        """The part that is visible to policies and engines."""
         ...
 
     @property
@@ -98,7 +96,7 @@ class Serving(Protocol[R]):
         ...
 
     def will_serve(self, model: str | None) -> bool:
-        """Returns whether a replica for a model is starting, after starting one if none is left."""
+        """Returns whether a replica for a model is starting; starts one if there is none."""
         ...
 
 
@@ -118,7 +116,7 @@ class GatewayLog(Protocol):
         """Records the replica that a request is sent to."""
 
     def hold(self, request_id: int, held_s: float) -> None:
-        """Adds time for which no replica has had a request."""
+        """Adds time during which no replica had the request."""
 
     def fail(self, reason: str) -> None:
         """Counts a failed attempt."""
@@ -130,10 +128,10 @@ class GatewayLog(Protocol):
         """Ends a request that its client has abandoned and that no replica has."""
 
     def lose(self, request_id: int, *, in_crash: bool) -> None:
-        """Drops the tokens of a request, which begins again."""
+        """Drops the tokens of a request that restarts."""
 
     def forget_kv_transfer(self, request_id: int) -> None:
-        """Drops the record of a KV transfer that a crash or a timeout has undone."""
+        """Drops the record of a KV transfer that a crash or a timeout has invalidated."""
 
 
 MIN_AGE_S = 1e-6
@@ -156,9 +154,11 @@ class RequestAttempt(Generic[R, A]):
     replica: R | None = None
     """The replica that has the request; None: it is held at the gateway, or its client waits to retry."""
     on_routed_end: Callable[[Request, float], None] | None = None
-    """Notifies the router that the request has ended on the chosen replica; None: it has no such hook."""
+    """Notifies the router that the request has ended on the chosen replica; None: the router has no such
+    hook.
+    """
     num_resends = 0
-    """Number of times that the gateway has resent the request in this attempt, after crashes."""
+    """Number of times that the gateway has resent the request after crashes in this attempt."""
     is_resumed = False
     """Whether the request continues after the tokens that a crashed replica has produced."""
     is_admitted = False
@@ -166,14 +166,14 @@ class RequestAttempt(Generic[R, A]):
     has_token = False
     """Whether this attempt has its first token, from any replica; set only if a policy or client needs it."""
     is_timed_out = is_given_up = False
-    """Whether the attempt is being aborted: timed out, after which the client may retry, or given up."""
+    """Whether the attempt is being aborted: timed out (the client may retry) or given up."""
 
     def __init__(self, arrival: A, now: float) -> None:
         self.arrival = arrival
         self.stop_after: StopAfter = arrival.stop_after
         """Output tokens after which the request ends; policies do not see it."""
         self.first_arrival_s = self.held_since_s = now
-        """Time of the first attempt in seconds, and the time since which no replica has had the request."""
+        """Time of the first attempt in seconds, and the time since when no replica has had the request."""
 
     def begin_retry(self) -> None:
         """Begins the next attempt, a retry of the client."""
@@ -194,27 +194,30 @@ class GatewayAttachment(Generic[R, A, S]):
         """Handles an attempt that a client submits, the first or a retry; it is not admitted yet."""
 
     def arrived(self, attempt: RequestAttempt[R, A]) -> None:
-        """Handles a new request after its first attempt: it is in progress, or has ended already."""
+        """Handles a new request after its first attempt: it is in progress, or has already ended."""
 
     def candidates(self, attempt: RequestAttempt[R, A], serving: list[R], now: float) -> list[R] | None:
-        """Returns the replicas from which the router may choose, of those that serve the model of a request.
+        """Returns the replicas from which the router may choose, among those that serve the request's model.
 
-        None: the attachment has refused the request, and has failed the attempt at the gateway.
+        None: the attachment has refused the request and failed the attempt at the gateway.
         """
         return serving
 
     def sends(self, attempt: RequestAttempt[R, A], replica: R, request: Request) -> bool:
-        """Handles the choice of a replica; returns true if the attachment has submitted the request to it.
+        """Handles the choice of a replica; returns True if the attachment has submitted the request to it.
 
         Raises RejectedError for a request that can never be served by that choice.
         """
         return False
 
     def first_token(self, attempt: RequestAttempt[R, A], now: float) -> None:
-        """Handles the first token of a request from a replica; has_token: whether it had one before."""
+        """Handles the first token of a request from a replica.
+
+        has_token: whether the request had one before.
+        """
 
     def ends(self, attempt: RequestAttempt[R, A], replica: R, seq: S) -> bool:
-        """Handles the end of a request on a replica; returns true if the request does not end with it."""
+        """Handles the end of a request on a replica; returns True if the request continues elsewhere."""
         return False
 
     def failing(self, attempt: RequestAttempt[R, A]) -> None:
@@ -231,7 +234,7 @@ class GatewayAttachment(Generic[R, A, S]):
         """Handles an attempt that has ended, complete or not."""
 
     def fleet_changed(self) -> None:
-        """Handles a replica that has begun to serve, or a starting replica that was stopped."""
+        """Handles a replica that begins to serve, or a starting replica that was stopped."""
 
 
 class GatewayListeners(Generic[R, A, S]):
@@ -251,12 +254,12 @@ class GatewayListeners(Generic[R, A, S]):
         self.fleet_changed: tuple[Callable[[], None], ...] = ()
 
     def add(self, attachment: GatewayAttachment[R, A, S]) -> None:
-        """Adds the handlers that an attachment overrides, to be called after those added before."""
+        """Adds the handlers that an attachment overrides; they are called after earlier ones."""
         add_handlers(self, attachment, GatewayAttachment)
 
 
 def add_handlers(listeners: object, attachment: object, interface: type[Any]) -> None:
-    """Appends the methods of `interface` that an attachment overrides to the tuples of their names."""
+    """Appends the methods of `interface` that an attachment overrides to the tuples of the same names."""
     for event, called in list(vars(listeners).items()):
         if getattr(type(attachment), event) is not getattr(interface, event):
             setattr(listeners, event, (*called, getattr(attachment, event)))
@@ -272,7 +275,7 @@ class Router(NamedTuple):
 
 
 class Routers(dict[str | None, Router]):
-    """Copies of one policy by model; requests that name no model share the policy itself.
+    """Copies of one policy, one per model; requests that name no model share the policy itself.
 
     length_predictions: passes predicted output lengths to a policy that needs them.
     """
@@ -303,7 +306,7 @@ class LengthPredictions(GatewayAttachment[R, A, S]):
     """Predicted output lengths of requests, from a predictor that learns from complete requests.
 
     attempts: the attempts in progress, by request id. true_length: the true output length of a request, for a
-    predictor that needs it. output_length: that of a request that is complete; None for another end.
+    predictor that needs it. output_length: the output length of a complete request; None for any other end.
     """
 
     def __init__(
@@ -339,17 +342,17 @@ class LengthPredictions(GatewayAttachment[R, A, S]):
 
 
 UNSERVABLE = "can never be served"
-"""The reason under which requests that no replica can ever serve are counted; their full reasons differ."""
+"""The reason under which permanently unservable requests are counted; their full reasons differ."""
 CRASHED = "its replica crashed"
-"""The reason of an attempt that was sent again as often as allowed."""
+"""The reason of an attempt that was resent the maximum number of times."""
 
 
 class Gateway(Generic[R, A, S]):
     """The gateway of a run. on_end is called with every request that has ended.
 
-    attempts: the attempts in progress, by request id. max_resends: number of times that an attempt is sent
-    again after crashes of its replica. keeps_tokens: whether it then continues after the tokens that its
-    client has, rather than from scratch.
+    attempts: the attempts in progress, by request id. max_resends: maximum number of resends of an attempt
+    after crashes of its replica. keeps_tokens: whether a resent request continues after the tokens that its
+    client has, instead of starting from scratch.
     """
 
     def __init__(
@@ -363,10 +366,10 @@ class Gateway(Generic[R, A, S]):
         max_resends: int,
         keeps_tokens: bool,
     ) -> None:
-        self.fleet: Serving[R]  # set by its owner, as the replicas report to this gateway
+        self.fleet: Serving[R]  # set by its owner, because the replicas report to this gateway
         self.attempts = attempts
         self._routers = routers
-        self._held: dict[int, RequestAttempt[R, A]] = {}  # those of `attempts` that wait for a replica
+        self._held: dict[int, RequestAttempt[R, A]] = {}  # attempts that wait for a replica
         self._clock = clock
         self._requests = requests
         self._on_end = on_end
@@ -375,7 +378,7 @@ class Gateway(Generic[R, A, S]):
         self._listeners: GatewayListeners[R, A, S] = GatewayListeners()
 
     def attach(self, attachment: GatewayAttachment[R, A, S]) -> None:
-        """Attaches a listener to the events of the gateway; it is called after those attached before."""
+        """Attaches a listener to the events of the gateway; it is called after earlier ones."""
         self._listeners.add(attachment)
 
     # Requests arrive.
@@ -397,7 +400,7 @@ class Gateway(Generic[R, A, S]):
         self.dispatch(attempt)
 
     def dispatch(self, attempt: RequestAttempt[R, A]) -> None:
-        """Admits an attempt, unless it is admitted already, and sends it to the chosen replica."""
+        """Admits an attempt, unless it is already admitted, and sends it to the chosen replica."""
         now, request, listeners = self._clock.now, attempt.arrival.request, self._listeners
         candidates = self.fleet.serving_model[request.model]
         if not candidates:
@@ -424,7 +427,10 @@ class Gateway(Generic[R, A, S]):
             self.fail(attempt, str(error), inf)
 
     def _wait_for_replica(self, attempt: RequestAttempt[R, A]) -> None:
-        """Holds a request until a starting replica can serve it; fails the attempt if none is starting."""
+        """Holds a request until a starting replica can serve it.
+
+        Fails the attempt if no replica is starting.
+        """
         request = attempt.arrival.request
         if self.fleet.will_serve(request.model):
             self._held[request.request_id] = attempt
@@ -432,7 +438,7 @@ class Gateway(Generic[R, A, S]):
             self.fail(attempt, "no replica takes requests")
 
     def fleet_changed(self) -> None:
-        """Dispatches the held requests after a replica has begun to serve or a starting one was stopped."""
+        """Dispatches the held requests after a replica begins to serve or a starting one was stopped."""
         for notify in self._listeners.fleet_changed:
             notify()
         held, self._held = self._held, {}
@@ -466,7 +472,7 @@ class Gateway(Generic[R, A, S]):
         """Restarts a request that no replica has any more, after its streamed tokens or from scratch.
 
         is_resend: whether the cause is a crash of its replica, not of the replica with a copy of its KV. An
-        attempt that was resent as often as allowed fails.
+        attempt that has reached the maximum number of resends fails.
         """
         attempt = self.attempts[request_id]
         self.release(attempt)
@@ -526,7 +532,7 @@ class Gateway(Generic[R, A, S]):
         replica.abort(request_id)
 
     def give_up(self, attempt: RequestAttempt[R, A]) -> None:
-        """Ends a request in progress that its client has given up and will not send again."""
+        """Ends a request in progress that its client has given up for good."""
         if attempt.replica is not None:
             attempt.is_given_up, attempt.is_timed_out = True, False
             self.abort(attempt.replica, attempt)
@@ -545,7 +551,7 @@ class Gateway(Generic[R, A, S]):
         self._ended(attempt)
 
     def stop(self, end_s: float) -> None:
-        """Records, at the end of the run, for how long requests without a replica were held."""
+        """Records, at the end of the run, how long requests without a replica were held."""
         for attempt in self.attempts.values():
             if attempt.replica is None:
                 self._record_held_time(attempt, end_s)
@@ -559,14 +565,14 @@ class Gateway(Generic[R, A, S]):
         self._on_end(request)
 
     def _record_held_time(self, attempt: RequestAttempt[R, A], now: float) -> None:
-        """Records the time for which no replica has had a request."""
+        """Records the time during which no replica had the request."""
         if now > attempt.held_since_s:
             self._requests.hold(attempt.arrival.request.request_id, now - attempt.held_since_s)
             attempt.held_since_s = now
 
 
 class AdmissionControl(GatewayAttachment[R, A, S]):
-    """Calls the admission policy once per attempt, and reports the end of the attempts that it admitted."""
+    """Calls the admission policy once per attempt, and reports the end of admitted attempts to it."""
 
     def __init__(self, admission: Admission, gateway: Gateway[R, A, S]) -> None:
         self._admission = admission

@@ -1,6 +1,6 @@
-"""The load of a replica, as routers read it: counts that the replica keeps, and signals of its engine.
+"""The load of a replica, as seen by routers: counts that the replica keeps, and signals of its engine.
 
-Signals and cache view have stand-ins if no policy is declared to read them.
+Signals and cache view are placeholders if no policy declares that it reads them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class LoadCounts:
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
         self.signals: LoadSignals = NO_SIGNALS
-        """Load signals of the engine; attached if a policy reads them."""
+        """Load signals of the engine, attached if a policy reads them."""
         self.cache_view: CacheReader = NO_CACHE_VIEW
-        """The content of its prefix cache; attached if a policy reads it."""
+        """The content of its prefix cache, attached if a policy reads it."""
         self.num_outstanding = 0
         self.num_outstanding_tokens = 0
         self.num_queued_tokens = 0
@@ -43,7 +43,7 @@ class LoadCounts:
 
     @property
     def num_unseen(self) -> int:
-        """Requests sent to this replica that the signals do not count yet."""
+        """Number of requests sent to this replica that the signals do not count yet."""
         return self.signals.num_unseen
 
     @property
@@ -52,7 +52,7 @@ class LoadCounts:
         return self.signals.num_unseen_tokens
 
     def num_cached(self, request: Request) -> int:
-        """Returns the number of cached tokens of a prompt, as of the last iteration that has begun.
+        """Returns the number of cached tokens of a prompt at the start of the latest iteration.
 
         Raises RuntimeError unless the run's policies declare that they read caches.
         """
@@ -95,7 +95,7 @@ class LoadSignals(Protocol):
 
     @property
     def num_unseen(self) -> int:
-        """Requests sent to the replica that these counts do not include yet."""
+        """Number of requests sent to the replica that these counts do not include yet."""
         ...
 
     @property
@@ -108,19 +108,19 @@ class CacheReader(Protocol):
     """The prefix cache of a replica."""
 
     def num_cached(self, request: Request) -> int:
-        """Returns the number of cached tokens of a prompt, as of the last iteration that has begun."""
+        """Returns the number of cached tokens of a prompt at the start of the latest iteration."""
         ...
 
 
 class NoSignals:
-    """Load signals of a replica that no policy has declared to read: reading one raises RuntimeError."""
+    """Load signals that no policy has declared to read: reading one raises RuntimeError."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError("signals: the routing policy must declare reads_signals: ClassVar[bool] = True")
 
 
 class NoCacheView:
-    """The cache of a replica that no policy has declared to read: reading it raises RuntimeError."""
+    """A cache that no policy has declared to read: reading it raises RuntimeError."""
 
     def num_cached(self, request: Request) -> int:
         """Raises RuntimeError."""

@@ -1,4 +1,4 @@
-"""The load signals of one engine as a router sees them: as old as the service's signals.
+"""The load signals of one engine as a router sees them, with the age of the service's signals.
 
 An engine publishes its counts once per iteration, and the router fetches them at multiples of an age:
 
@@ -6,9 +6,9 @@ An engine publishes its counts once per iteration, and the router fetches them a
     iterations    | 1 |  2  | 3 | 4  |   5  | 6 |   7  |    of iteration 2: the last that began
                          ^ refreshed            ^ read      before the refresh
 
-All replicas are refreshed at the same times. No event happens then: the counts that a refresh would have
-fetched are computed at the first read, or before the first change after it, whichever comes first. So the
-cost is that of the replicas that the router reads. Age 0: the counts are refreshed at every read.
+All replicas are refreshed at the same times. A refresh is not an event: its counts are computed at the first
+read, or before the first change after it, whichever comes first. Only replicas that the router reads
+therefore cost time. Age 0: the counts are refreshed at every read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def refresh_times_s(now: float, age_s: float) -> tuple[float, float]:
 
 
 class AgedSignals:
-    """A `LoadSignals` of counts that an engine publishes. The times of reads must not decrease.
+    """A `LoadSignals` of counts that an engine publishes.
 
-    clock: of the router. age_s: maximum age of the counts, s.
+    The times of reads must not decrease. clock: the router's clock. age_s: maximum age of the counts, s.
     """
 
     def __init__(self, clock: Now, age_s: float) -> None:
@@ -53,7 +53,7 @@ class AgedSignals:
         self.reset()
 
     def reset(self) -> None:
-        """Begins anew, for an engine without requests."""
+        """Resets the signals, for an engine without requests."""
         self._num_sent = self._num_sent_tokens = 0  # requests sent since the engine started
         self._counts = Counts()  # as of the latest plan
         self._seen = self._counts

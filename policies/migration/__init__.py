@@ -1,4 +1,4 @@
-"""Migration policies: they decide which running requests continue on another replica."""
+"""Migration policies: they decide which running requests move to another replica."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class MovableRequest(NamedTuple):
     """A decoding request that may continue on another replica."""
 
     request_id: int
-    priority: int  # as in `Request`: the smallest is the most urgent
+    priority: int  # as in `Request`: smaller is more urgent
     num_tokens: int  # tokens with KV
-    admission: int  # number of its admission; the request that was admitted last has the largest
+    admission: int  # number of its admission; the last admitted request has the largest
 
 
 class ReplicaLoad(Protocol):
-    """The state of a replica that a migration policy may read, as of the iteration that is running.
+    """The state of a replica that a migration policy may read, as of the running iteration.
 
     `index` identifies a replica for the whole run. Requests can only move between replicas of the same
     `pool`.
@@ -29,18 +29,18 @@ class ReplicaLoad(Protocol):
     index: int
     pool: int
     is_draining: bool
-    """Whether the replica gets no new requests and is removed after its last one."""
+    """Whether the replica gets no new requests and is removed after its last request."""
     is_migrating: bool
-    """Whether a request is moving to or from the replica; a second one cannot."""
+    """Whether a request is moving to or from the replica; only one can move at a time."""
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens that the replica's KV memory holds in total."""
+        """Capacity of the replica's KV memory in tokens."""
         ...
 
     @property
     def num_free_kv_tokens(self) -> int:
-        """Number of tokens for which KV memory is free; cached blocks that no request uses count as free."""
+        """Free KV memory in tokens; cached blocks that no request uses count as free."""
         ...
 
     @property
@@ -60,27 +60,27 @@ class ReplicaLoad(Protocol):
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Number of tokens for which the sequences in the queue need KV memory, in whole blocks."""
+        """KV memory needed by the queued sequences, in tokens of whole blocks."""
         ...
 
     @property
     def num_first_waiting_tokens(self) -> int:
-        """Number of tokens for which the first sequence in the queue needs KV memory; 0: none waits."""
+        """KV memory needed by the first queued sequence, in tokens; 0: none waits."""
         ...
 
     @property
     def smallest_priority(self) -> int | None:
-        """Smallest, most urgent priority of its running and waiting requests; None: it has no requests."""
+        """Smallest (most urgent) priority of its running and waiting requests; None: it has no requests."""
         ...
 
     @property
     def movable(self) -> Sequence[MovableRequest]:
-        """The requests that may move: those that decode, in the order of admission."""
+        """The requests that may move: decoding requests, in the order of admission."""
         ...
 
 
 class Move(NamedTuple):
-    """A request, and the indices of the replica that has it and of the one where it shall continue."""
+    """A request, and the indices of its source and target replicas."""
 
     request_id: int
     source: int
@@ -90,10 +90,10 @@ class Move(NamedTuple):
 class Migration(Protocol):
     """Decides every `interval_s` which running requests move.
 
-    The KV of a request is copied in stages while it decodes: first all full blocks, then those written
+    The KV of a request is copied in stages while it decodes: first all full blocks, then the blocks written
     meanwhile, and so on. When at most last_stage_tokens are left, the request stops, the rest is copied, and
-    the request continues on the other replica. A move ends without effect if the request ends or is
-    preempted, if the other replica has no room, or if it would need more than max_stages stages.
+    the request continues on the other replica. A move is cancelled if the request ends or is preempted, if
+    the other replica has no room, or if the move needs more than max_stages stages.
     """
 
     @property
@@ -103,7 +103,7 @@ class Migration(Protocol):
 
     @property
     def last_stage_tokens(self) -> int:
-        """Maximum number of tokens that are copied while the request stands still."""
+        """Maximum number of tokens copied while the request is stopped."""
         ...
 
     @property
@@ -112,7 +112,7 @@ class Migration(Protocol):
         ...
 
     def moves(self, replicas: Sequence[ReplicaLoad], now: float) -> Sequence[Move]:
-        """Returns the moves that begin now; replicas: those that serve or drain, in order of their index.
+        """Returns the moves that begin now; replicas: serving and draining replicas, in order of their index.
 
         A replica can be part of one move at a time: see `ReplicaLoad.is_migrating`.
         """
@@ -120,7 +120,7 @@ class Migration(Protocol):
 
 
 def checked_interval_s(policy: Migration) -> float | None:
-    """Returns the time between two calls of a policy. Raises WrongDecisionError for one that is not > 0."""
+    """Returns the time between two calls of a policy. Raises WrongDecisionError unless it is > 0."""
     interval_s: object = policy.interval_s
     if interval_s is None:
         return None
@@ -159,17 +159,17 @@ class Stay:
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two calls; None, as `moves` is never called."""
+        """Seconds between two calls; None, because `moves` is never called."""
         return None
 
     @property
     def last_stage_tokens(self) -> int:
-        """Maximum number of tokens of a last stage; there is none."""
+        """Maximum number of tokens of the last stage; unused."""
         return 0
 
     @property
     def max_stages(self) -> int:
-        """Maximum number of stages; there are none."""
+        """Maximum number of stages; unused."""
         return 0
 
     def moves(self, replicas: Sequence[ReplicaLoad], now: float) -> Sequence[Move]:

@@ -1,20 +1,20 @@
 """Llumnix: requests move from the replicas with the least free memory per request to those with the most.
 
 Sun et al., "Llumnix: Dynamic Scheduling for Large Language Model Serving", OSDI 2024. The load of a replica
-is its freeness, in tokens per request: for how many more iterations its memory lasts if every request gets a
-token in each.
+is its freeness, in tokens per request: the number of iterations for which its memory lasts if every request
+gets a token in each.
 
     freeness = (free KV memory - memory that the queue needs - headroom) / (running + 1 if a request waits)
 
-    queue      a waiting request counts as if it had its memory, so that others make room for it
-               (de-fragmentation), and a replica with a queue is a source
+    queue a waiting request counts as if it had its memory, so others make room for it (de-fragmentation), and
+    a replica with a queue is a source
     headroom   a replica with urgent requests counts as so full that its load falls to priority_load_tokens:
                the other requests leave, and the urgent ones decode faster
     draining   a replica that is to be removed has a freeness of minus infinity
 
-Sources are the replicas below out_below_tokens, and those with preempted requests; targets those above
-in_above_tokens that have none. The least free source is paired with the freest target, the second with the
-second, and so on; one request of each source moves.
+Sources are replicas below out_below_tokens and replicas with preempted requests; targets are replicas above
+in_above_tokens without preempted requests. The least free source is paired with the freest target, the second
+with the second, and so on; one request of each source moves.
 
 Example: 800 tokens free, a prompt of 900 waits, 4 requests run: -100 / 5 = -20 tokens per request, a source.
 """
@@ -32,7 +32,7 @@ from policies.migration import MovableRequest, Move, ReplicaLoad
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Llumnix(Checked):
-    """Moves requests to balance freeness. Defaults are those of the paper's artifact, in tokens."""
+    """Moves requests to balance freeness. Defaults come from the paper's artifact, in tokens."""
 
     interval_s: Annotated[Positive, Unit("s"), "or choose migration=none"] = 0.15
     """Seconds between two decisions."""
@@ -41,15 +41,15 @@ class Llumnix(Checked):
     in_above_tokens: Annotated[NonNegative, Unit("tokens")] = 48.0
     """Freeness above which a replica is a target."""
     queue: Literal["all", "first"] = "all"
-    """Waiting requests whose memory counts: all, as in the artifact, or the first, as in the paper."""
+    """Waiting requests whose memory counts: all (as in the artifact) or the first (as in the paper)."""
     moves_first: Literal["last", "shortest", "longest"] = "last"
-    """Which request of a source moves: the one that was admitted last, or by its tokens with KV."""
+    """Which request of a source moves: the last admitted one, or by its tokens with KV."""
     urgent_priority: int | None = None
-    """Requests with this priority or a smaller one are urgent and do not move; null: none is."""
+    """Requests with this priority or a smaller one are urgent and do not move; null: no request is urgent."""
     priority_load_tokens: Annotated[PositiveInt, Unit("token")] = 1600
-    """Tokens of KV beyond which a replica with urgent requests counts as full."""
+    """KV tokens above which a replica with urgent requests counts as full."""
     last_stage_tokens: Annotated[PositiveInt, Unit("token")] = 256
-    """Tokens that may be copied while the request stands still: 16 blocks of 16, as in Llumnix's code."""
+    """Tokens that may be copied while the request is stopped: 16 blocks of 16, as in Llumnix's code."""
     max_stages: Annotated[int, Ge(2), "as the first does not stop a request"] = 3
     """Maximum number of stages of a copy."""
 

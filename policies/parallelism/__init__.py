@@ -49,14 +49,14 @@ class Facts:
     num_experts: int = 0
     """Number of routed experts; 0: the model has none."""
     shares_kv: bool = False
-    """Whether all heads share a latent vector per token (MLA), of which tensor parallel ranks have copies."""
+    """Whether all heads share a latent vector per token (MLA), which tensor-parallel ranks duplicate."""
     weight_bytes: float
     gpu_memory_bytes: float
     gpus_per_node: int
     given: Sizes = ALONE
-    """Sizes given by the run's own settings."""
+    """Sizes set explicitly in the run's settings."""
     limits_s: Mapping[str, float] = field(default_factory=dict)
-    """SLO limits of the run in seconds, by term: ttft, tpot and e2e, as far as they are set."""
+    """SLO limits of the run in seconds, by term (ttft, tpot, e2e); only terms that are set."""
 
 
 class Load(NamedTuple):
@@ -71,13 +71,13 @@ class Figures:
     """Estimated performance and cost of a layout."""
 
     max_num_seqs: int
-    """Number of concurrent sequences of that load for which KV memory and slots suffice."""
+    """Maximum number of concurrent sequences of this load, limited by KV memory and slots."""
     prefill_s: float
     """Prefill time of a single prompt, in seconds."""
     prompt_s: float
-    """Prefill time of one more prompt in iterations full of prompts, in seconds."""
+    """Additional prefill time per prompt in iterations full of prompts, in seconds."""
     decode_s: Callable[[int], float]
-    """Time of a decode iteration of n sequences half-way through their outputs, in seconds."""
+    """Time of a decode iteration of n sequences halfway through their outputs, in seconds."""
     bounds: Callable[[int], Mapping[str, float]]
     """Shares of that iteration's time by bound (such as memory bandwidth), the largest first."""
     usd_per_hour: float
@@ -104,7 +104,7 @@ class LayoutPolicy(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsSet:
-    """Uses the sizes of the run's settings: tensor_parallel_size=2 and the like, as engines do."""
+    """Uses the sizes of the run's settings, such as tensor_parallel_size=2, like engines."""
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
         """Returns the sizes of the run's settings."""

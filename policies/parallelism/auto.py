@@ -1,15 +1,16 @@
 """Automatic layout: estimates all sensible layouts on the given GPUs, and chooses the best for an objective.
 
-The search is that of AlpaServe (OSDI 2023), DistServe (OSDI 2024) and Vidur-Search (MLSys 2024), with closed
-forms instead of simulated runs. All requests are equal, and n of them are served concurrently:
+The search follows AlpaServe (OSDI 2023), DistServe (OSDI 2024) and Vidur-Search (MLSys 2024), with
+closed-form estimates instead of simulated runs. All requests are equal, and n of them are served
+concurrently:
 
     TPOT                decode_s(n) + (n - 1) prompt_s / output      with the prefills of the other requests
     requests per second n / (n prompt_s + output decode_s(n))
 
 These layouts are estimated: tensor parallelism inside a node; attention data parallelism for mixtures of
 experts and for MLA, where tensor parallel ranks would have copies of the KV; context parallelism if each GPU
-gets at least MIN_RING_TOKENS of a prompt; experts split like the other matrices or distributed as a whole,
-with attention data parallelism always as a whole; every tensor parallel layout with and without sequence
+gets at least MIN_RING_TOKENS of a prompt; experts split like the other matrices or distributed unsplit (with
+attention data parallelism always unsplit); every tensor parallel layout with and without sequence
 parallelism, in which a reduce-scatter and an all-gather replace an all-reduce (Korthikanti et al., MLSys
 2023).
 """
@@ -42,7 +43,7 @@ class Candidate(NamedTuple):
     """A layout that fits into memory."""
 
     score: float
-    """Value of the objective; the smallest is the best."""
+    """Value of the objective; smaller is better."""
     sizes: Sizes
     figures: Figures
     num_seqs: int
@@ -51,7 +52,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Auto(Checked):
-    """Best layout by objective; of equals the fewest GPUs, then the least pipeline parallelism."""
+    """Best layout by objective; ties go to the fewest GPUs, then to the least pipeline parallelism."""
 
     devices: PositiveInt = 8
     """GPUs of one replica: all of them for latency and throughput, at most this number for cost and slo."""
@@ -64,7 +65,7 @@ class Auto(Checked):
     """Minimum number of concurrent sequences."""
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
-        """Returns the best layout. Raises ValueError if none fits into memory, or none meets the SLO."""
+        """Returns the best layout. Raises ValueError if no layout fits in memory, or none meets the SLO."""
         if facts.given != ALONE:
             alone = ALONE._asdict()
             wrong = next(name for name, size in facts.given._asdict().items() if size != alone[name])
@@ -142,7 +143,7 @@ class Auto(Checked):
             case Objective.slo:
                 num_seqs = self._most_within(figures, facts)
                 score = inf if num_seqs < self.num_seqs else float(sizes.num_devices)
-                if score < inf:  # of equal GPU counts the one that serves the most
+                if score < inf:  # for each GPU count, the layout that serves the most
                     score -= 1 - 1 / (1 + self._tokens_per_s(figures, num_seqs))
                 return Candidate(score, sizes, figures, max(num_seqs, self.num_seqs))
 
@@ -167,7 +168,7 @@ class Auto(Checked):
         return all(values[term] <= limit_s for term, limit_s in facts.limits_s.items())
 
     def _most_within(self, figures: Figures, facts: Facts) -> int:
-        """Returns the largest number of concurrent sequences within the SLO, by bisection; 0: none."""
+        """Returns the maximum number of concurrent sequences within the SLO, by bisection; 0: none."""
         low, high = 0, figures.max_num_seqs
         while low < high:
             middle = (low + high + 1) // 2

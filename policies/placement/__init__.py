@@ -29,7 +29,7 @@ class Pool(Checked):
     usd_per_hour: float = 0.0
     gpus_per_node: int = 8
     switch_share: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of a GPU's time that is lost to context switches while several replicas are busy on it."""
+    """Share of a GPU's time lost to context switches while several replicas are busy on it."""
 
     @property
     def nodes(self) -> list[int]:
@@ -60,7 +60,7 @@ class Hosting:
     bytes_each: float
     """Minimum memory on each GPU, in bytes."""
     rate: Callable[[float], float]
-    """Rate that the replica serves with given bytes of memory on each GPU and all of the GPUs' time."""
+    """Rate that the replica serves with these bytes of memory per GPU and all of the GPUs' time."""
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1 or self.num_gpus & (self.num_gpus - 1):
@@ -115,11 +115,11 @@ class Unit:
     rates: tuple[float, ...]
     """Rate of each replica with the GPU to itself."""
     time_share: float = 1.0
-    """Share of the GPU's time that is left for all replicas together, without switches."""
+    """Share of the GPU's time available to all replicas in total, without switches."""
 
     @property
     def slowdown(self) -> float:
-        """Factor on the time of each iteration while all replicas are busy, by time slicing and switches."""
+        """Factor on each iteration's time while all replicas are busy, from time slicing and switches."""
         return len(self.models) / self.time_share
 
 

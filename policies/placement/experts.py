@@ -1,7 +1,7 @@
 """Placement of the experts of a layer on expert-parallel ranks, with copies of popular ones.
 
 A rank has slots, each with one expert. A token that has chosen an expert with several copies goes to one of
-them. All ranks wait for the busiest one, so a placement is good if the ranks get equally many tokens.
+them. All ranks wait for the busiest one, so a placement is good if the ranks get equal numbers of tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class ExpertPlacing(Protocol):
 
     @property
     def num_redundant_experts(self) -> int:
-        """Copies in a layer on all ranks together, beside one slot for each expert."""
+        """Number of copies in a layer on all ranks in total, in addition to one slot per expert."""
         ...
 
     @property
     def step_interval(self) -> int | None:
-        """Steps of the engine after which experts are placed anew; None: they stay."""
+        """Number of engine steps after which experts are placed again; None: never."""
         ...
 
     def place(self, loads: Sequence[float], num_ranks: int) -> Slots:
@@ -36,10 +36,10 @@ class ExpertPlacing(Protocol):
 
 
 def in_order(num_experts: int, num_ranks: int, num_redundant_experts: int = 0) -> Slots:
-    """Returns the experts by number, then the copies, from the first one on: as vLLM loads them.
+    """Returns the experts by number, then copies from the first expert on, as vLLM loads them.
 
-    4 experts and 2 copies on 2 ranks: 0, 1, 2 and 3, 0, 1. Raises ValueError if the ranks have not equally
-    many slots.
+    4 experts and 2 copies on 2 ranks: 0, 1, 2 and 3, 0, 1. Raises ValueError if the ranks have unequal
+    numbers of slots.
     """
     num_slots = num_experts + num_redundant_experts
     if num_slots % num_ranks:
@@ -54,7 +54,7 @@ def in_order(num_experts: int, num_ranks: int, num_redundant_experts: int = 0) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InOrder:
-    """Experts by number, without copies, for the whole run."""
+    """Experts by number, without copies, for the complete run."""
 
     @property
     def num_redundant_experts(self) -> int:
@@ -72,9 +72,9 @@ class InOrder:
 class Eplb(Checked):
     """Redundant experts: DeepSeek-V3 (2024), section 3.4, and its balancer EPLB (2025).
 
-    Each copy goes to the expert with the most tokens per copy; then the copies, the fullest first, go to the
-    rank with the fewest tokens that has a free slot. `hwmodels.operators.moe_routing` prices this placement.
-    step_interval: vLLM's default is 3,000.
+    Each copy goes to the expert with the most tokens per copy; then the copies, the most loaded first, go to
+    the rank with a free slot that has the fewest tokens. `hwmodels.operators.moe_routing` prices this
+    placement. step_interval: vLLM's default is 3,000.
     """
 
     num_redundant_experts: NonNegativeInt = 0

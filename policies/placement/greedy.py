@@ -83,14 +83,14 @@ class Fleet:
 
 
 Choose = Callable[[Hosting, list[list[Slot]]], list[Slot]]
-"""Chooses one of the candidates, each a list of GPUs on which the replica fits."""
+"""Chooses one of the candidates; each is a list of GPUs on which the replica fits."""
 
 
 def fill(problem: Problem, orders: Iterable[Sequence[Hosting]], choose: Choose) -> Plan:
     """Adds replicas in rounds of one turn per order; a turn adds the first hosting that fits and serves more.
 
-    orders: the hostings of each turn, in the order in which they are tried. Ends after a round that adds
-    nothing. Raises ValueError if the objective is cost and a demand is not met.
+    orders: the hostings of each turn, in the order of the attempts. Stops after a round that adds nothing.
+    Raises ValueError if the objective is cost and a demand is not met.
     """
     fleet, turns = Fleet(problem), [list(order) for order in orders]
     best = fleet.plan()
@@ -137,7 +137,7 @@ def _met_shares(plan: Plan, rates: dict[str, float | None]) -> float:
 
 
 def by_size(problem: Problem) -> list[list[Hosting]]:
-    """Returns one turn per model, the largest first; in a turn the fewest GPUs first, then by pool."""
+    """Returns one turn per model, largest model first; within a turn, fewest GPUs first, then by pool."""
     pools = [pool.name for pool in problem.pools]
     turns = []
     for demand in problem.demands:
@@ -162,7 +162,7 @@ class FirstFitDecreasing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestFitDecreasing:
-    """Best fit over all pools, on as few GPUs as suffice; one replica of each model in turn.
+    """Best fit over all pools, on as few GPUs as possible; one replica of each model in turn.
 
     Best fit decreasing (Johnson, 1973): the largest model first, on the fullest GPU on which it fits.
     """
@@ -178,7 +178,7 @@ class BestFitDecreasing:
 
 
 def tightest(hosting: Hosting, candidates: list[list[Slot]]) -> list[Slot]:
-    """Returns the GPUs with the least free memory; the first of equals."""
+    """Returns the GPUs with the least free memory; ties go to the first."""
     return min(candidates, key=lambda slots: sum(slot.free_bytes for slot in slots))
 
 

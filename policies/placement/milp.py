@@ -1,8 +1,8 @@
 """Exact placement by mixed-integer linear programming (HiGHS, through scipy).
 
 Every set of models that fits on one GPU is a column, as in the cutting-stock problem (Gilmore and Gomory,
-1961), so that the cost of sharing a GPU can be any function. AlpaServe (OSDI 2023) and Helix (ASPLOS 2025)
-also place models on GPUs by such programs. It takes seconds for hundreds of columns and GPUs.
+1961), so the cost of sharing a GPU can be any function. AlpaServe (OSDI 2023) and Helix (ASPLOS 2025) also
+place models on GPUs with such programs. Solving takes seconds for hundreds of columns and GPUs.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Program:
 
         value    max sum_m value_m s_m                     cost    min sum_u price_u n_u,  s_m >= demand_m
 
-    The split of time follows the traffic, because time slices go to replicas that have requests, and a router
-    distributes these.
+    The split of time follows the traffic, because time slices go to replicas with requests, and a router
+    distributes the requests.
     """
 
     problem: Problem
@@ -152,11 +152,11 @@ class Program:
 
 
 TIE = 1e-7
-"""Relative tolerance of the value: of placements that differ by less, the cheapest is chosen."""
+"""Relative tolerance of the value: among placements within it, the cheapest is chosen."""
 
 
 def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
-    """Returns the count of each unit; of equal value the cheapest. None: the demand cannot be met."""
+    """Returns the count of each unit; ties in value go to the cheapest. None: the demand cannot be met."""
     if not units:
         return (
             [] if problem.objective is Objective.value or not any(d.rate for d in problem.demands) else None
@@ -165,7 +165,7 @@ def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
     matrix, limits = program.constraints()
     rules = [LinearConstraint(matrix, -np.inf, limits)]
     whole = (np.arange(program.num_variables) < len(units)).astype(np.int64)
-    # GPUs without rent get a small one, so that they are left empty if possible.
+    # GPUs without rent get a small one, so they stay empty if possible.
     rent = program.usd_per_hour
     rent = rent + whole * 1e-9 * max(1.0, float(rent.max(initial=0.0)))
     if problem.objective is Objective.cost:
@@ -182,7 +182,7 @@ def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
 
 
 def _most_value(problem: Problem, units: Sequence[Unit]) -> float:
-    """Returns an upper bound of the value: of all demand, or of all GPUs with the best unit of each pool."""
+    """Returns an upper bound of the value, from all demand or from all GPUs with each pool's best unit."""
     values = {demand.model: demand.value for demand in problem.demands}
     demanded = sum(inf if d.rate is None and d.value else d.value * (d.rate or 0.0) for d in problem.demands)
     by_gpu = sum(
@@ -225,7 +225,7 @@ def plan_of(problem: Problem, units: Sequence[Unit], notes: Sequence[str] = ()) 
 
 
 def _most_served(program: Program, counts: Sequence[int]) -> Vector:
-    """Returns the rates served by model that maximise the value; for objective cost, the shares of demand."""
+    """Returns the rates per model that maximise the value; for objective cost, the shares of demand."""
     if not program.units:
         return np.zeros(len(program.problem.demands))
     served = program.served
@@ -242,7 +242,7 @@ def _most_served(program: Program, counts: Sequence[int]) -> Vector:
 
 
 def _as_value(problem: Problem) -> Problem:
-    """Returns the problem with objective value; for cost, every whole demand has the value 1."""
+    """Returns the problem with objective value; for cost, every complete demand has the value 1."""
     if problem.objective is Objective.value:
         return problem
     return Problem(
@@ -259,7 +259,7 @@ def _as_value(problem: Problem) -> Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Milp:
-    """Optimal placement; of equal value the cheapest."""
+    """Optimal placement; ties in value go to the cheapest."""
 
     def place(self, problem: Problem) -> Plan:
         """Returns the best placement. Raises ValueError if the objective is cost and demand cannot be met."""

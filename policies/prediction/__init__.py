@@ -10,26 +10,26 @@ from policies.user_code import name_of
 
 
 class LengthPredictor(Protocol):
-    """Predicts the number of output tokens. Each replica has a deep copy of its own, which share nothing."""
+    """Predicts the number of output tokens. Each replica has its own deep copy; copies share nothing."""
 
     needs_truth: ClassVar[bool]
-    """Whether the predictor must be given the true length, which only a simulator knows."""
+    """Whether the predictor needs the true length, which only a simulator knows."""
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
         """Returns the predicted output tokens, >= 1 and <= request.max_tokens.
 
-        It is called once, when the request is added. true_num_tokens: None if unknown; raises ValueError in
-        this case if the predictor needs it.
+        It is called once, when the request is added. true_num_tokens: None if unknown, which raises
+        ValueError if the predictor needs it.
         """
         ...
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """Learns from a finished (not an aborted) request; called in the order in which requests finish."""
+        """Learns from a finished (not aborted) request; called in the order in which requests finish."""
         ...
 
 
 def within_limits(request: Request, num_tokens: int) -> int:
-    """Clamps num_tokens to lengths that the request can have: >= 1 and, if set, <= max_tokens."""
+    """Clamps num_tokens to possible lengths of the request: >= 1 and, if set, <= max_tokens."""
     if request.max_tokens is not None:
         num_tokens = min(num_tokens, request.max_tokens)
     return max(num_tokens, 1)
@@ -45,7 +45,7 @@ def require_truth(predictor: LengthPredictor, true_num_tokens: int | None) -> in
     return true_num_tokens
 
 
-_BITS = 52  # one less than the 53 of a float, so that adding 0.5 is exact
+_BITS = 52  # one bit less than the 53 of a float, so adding 0.5 is exact
 
 
 def uniform(seed: int, stream: str, request_id: int) -> float:

@@ -18,16 +18,16 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OracleWithNoise(Checked):
-    """Predicts the true length times a lognormal error.
+    """Predicts the true length times a lognormal error. It shows how accurate a predictor must be.
 
-    With it one can find how accurate a predictor must be. It is a common model of inexact sizes in size-based
-    scheduling (Dell'Amico, "Scheduling With Inexact Job Sizes", 2019).
+    This is a common model of inexact sizes in size-based scheduling (Dell'Amico, "Scheduling With Inexact Job
+    Sizes", 2019).
 
         predicted = true * exp(error * z),    z standard normal
 
     For a true length of 100 and error=0.5, half of the predictions are above 100, and 68 % are between 61 and
     165. The median is exact, the mean is too large by the factor exp(error^2 / 2), here by 13 %.
-    Assumes that errors are independent of everything, also of the length; those of a real model are not.
+    Assumes that errors are independent of everything, including the length; errors of a real model are not.
     """
 
     error: Annotated[
@@ -54,14 +54,14 @@ class OracleWithNoise(Checked):
 S3_ACCURACY = 0.7713
 """S3's accuracy on Google's Natural Questions; on the Pile, which has no questions, it is 0.656."""
 
-_MAX_SUM_ERROR = 1e-6  # of a row of the matrix: rounding errors are allowed, a missing column is not
+_MAX_SUM_ERROR = 1e-6  # tolerance of a row's sum: rounding errors are allowed, a missing column is not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketClassifier(Checked):
     """Predicts the upper bound of the bucket into which it classifies the output.
 
-    It stands for a classifier of requests into output length buckets, given by its confusion matrix.
+    It models a classifier of requests into output length buckets by its confusion matrix.
 
     S3 (Jin et al., NeurIPS 2023) fine-tunes DistilBERT to predict from the prompt one of ten buckets of equal
     width, and reserves the KV memory for the bucket's upper bound. The prediction here is therefore the upper
@@ -70,15 +70,14 @@ class BucketClassifier(Checked):
         upper_bounds  100, 200, 400:  bucket 0 has 1..100 tokens, bucket 1 101..200, bucket 2 more than 200
 
     An output longer than the last bound is in the last bucket, and exceeds its prediction. Assumes that the
-    probability of a misclassification depends on the true bucket only.
+    probability of a misclassification depends only on the true bucket.
     """
 
     upper_bounds: tuple[int, ...] = (205, 410, 614, 819, 1024, 1229, 1434, 1638, 1843, 2048)
     """Longest output of each bucket, in tokens, ascending."""
     accuracy: Share | None = None
     """Share of each bucket that is classified correctly; the rest is classified as the neighbouring buckets.
-
-    None: confusion is used, or 0.7713 (S3) if that is not given either.
+    None: `confusion` is used or, if it is not given, 0.7713 (S3).
     """
     confusion: tuple[tuple[float, ...], ...] | None = None
     """Shares of a true bucket (row) classified as each bucket (column), instead of an accuracy."""

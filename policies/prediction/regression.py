@@ -6,11 +6,11 @@ lengths vary over orders of magnitude.
 
     log(predicted) = mean_y + slope * (log(prompt) - mean_x),    slope = S_xy / S_xx
 
-If prompts of 100 and 400 tokens had outputs of 50 and 100 tokens, the slope is log 2 / log 4 = 0.5, and the
-prediction for a prompt of 200 tokens is 71 tokens. The prediction is a geometric mean, which is shorter than
-the arithmetic mean of scattered lengths. It is clamped to the range of output lengths observed so far.
-Assumes that one line holds for all tenants at all times. The biases are those of every predictor that learns:
-short outputs finish first, and those truncated by max_tokens count with their truncated length.
+Example: if prompts of 100 and 400 tokens had outputs of 50 and 100 tokens, the slope is log 2 / log 4 = 0.5,
+and the prediction for a prompt of 200 tokens is 71 tokens. The prediction is a geometric mean, which is
+shorter than the arithmetic mean of scattered lengths. It is clamped to the range of output lengths observed
+so far. Assumes that one line holds for all tenants at all times. It has the biases of every learning
+predictor: short outputs finish first, and outputs truncated by max_tokens count with their truncated length.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PromptLengthRegression(Checked):
     """Regression line of all requests, updated by every finished one."""
 
     min_observations: Annotated[int, Ge(2), "as a line needs two points"] = 30
-    """Number of finished requests from which the line is used."""
+    """Minimum number of finished requests for using the line."""
     initial_tokens: PositiveInt = 256
     """Prediction in tokens until then."""
     _line: _Line = field(default_factory=_Line, init=False, repr=False)

@@ -13,10 +13,10 @@ ROLES = ("prefill", "decode")
 
 
 class ReplicaLoad(NamedTuple):
-    """Load of a replica: the service's own counts are current, the others as old as its signals."""
+    """Load of a replica: the service's own counts are current; the others are as old as its signals."""
 
     name: int  # number of the replica
-    role: str  # current role, or the new one while the replica drains: one of ROLES
+    role: str  # current role, or the new role while the replica drains: one of ROLES
     is_changing: bool  # whether the replica drains in order to change its role
     num_outstanding: int  # requests sent to the replica that have not left it
     num_queued_tokens: int  # prompt tokens of the outstanding requests without a first token
@@ -24,7 +24,7 @@ class ReplicaLoad(NamedTuple):
 
 
 class Switch(NamedTuple):
-    """A replica that changes its role, and the new role."""
+    """A replica that changes its role, with the new role."""
 
     name: int
     role: str
@@ -45,11 +45,11 @@ class Roles(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fixed:
-    """Never changes a role: every replica keeps that of its pool, as in DistServe (OSDI 2024)."""
+    """Never changes a role: every replica keeps the role of its pool, as in DistServe (OSDI 2024)."""
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two calls; None, as `switch` is never called."""
+        """Seconds between two calls; None, because `switch` is never called."""
         return None
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
@@ -63,21 +63,20 @@ DEFAULT_TURN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns(Checked):
-    """Settings of turns, and the decision about the next one.
+    """Settings of turns, and the decision about the next turn.
 
-    Models that take turns on the same GPUs: one is awake, the weights of the others are elsewhere.
+    Models take turns on the same GPUs: one is awake; the weights of the others are off the GPUs.
 
     vLLM's sleep mode: level 1 copies the weights to host memory and drops the KV cache, level 2 drops both;
     the process, its compiled code and its CUDA graphs remain. A model sleeps after its last request has
-    ended. Its turn ends when another model has requests and this one has none, or when it has lasted for
-    min_turn_s; then it gets no new requests. The next turn is that of the model with the request that has
-    waited longest.
+    ended. Its turn ends when another model has requests and it either has none or has been awake for
+    min_turn_s; from then on it gets no new requests. The model with the longest-waiting request is next.
     """
 
     sleep_level: Annotated[int | None, OneOf(LEVELS)] = None
-    """vLLM's level: 1, weights in host memory; 2, weights on disk. None: every model has GPUs of its own."""
+    """vLLM's level: 1, weights in host memory; 2, weights on disk. None: every model has its own GPUs."""
     min_turn_s: Annotated[NonNegative, Unit("s")] = DEFAULT_TURN_S
-    """Seconds after which a turn ends although the model has requests, if another one has some, too."""
+    """Seconds after which a turn ends although the model has requests, if another model also has some."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -88,15 +87,15 @@ class Turns(Checked):
             )
 
     def ends_s(self, waiting_since_s: Mapping[int, float], is_busy: bool, began_s: float) -> float:
-        """Returns the time from which on the present turn may end, in seconds; inf: no other model waits.
+        """Returns the earliest time at which the current turn may end, in seconds; inf: no other model waits.
 
-        waiting_since_s: arrival of the first request of each model that waits, by number of the model.
-        is_busy: whether the model that is awake has requests. began_s: beginning of its turn.
+        waiting_since_s: arrival of the first request of each waiting model, by model number. is_busy: whether
+        the awake model has requests. began_s: beginning of its turn.
         """
         if not waiting_since_s:
             return inf
         return began_s + self.min_turn_s if is_busy else began_s
 
     def next_model(self, waiting_since_s: Mapping[int, float]) -> int:
-        """Returns the number of the model of which a request has waited longest."""
+        """Returns the number of the model with the longest-waiting request."""
         return min(waiting_since_s, key=lambda number: (waiting_since_s[number], number))

@@ -1,11 +1,12 @@
 """Balancing of prefill and decode pools: a replica changes its role when one of the pools is overloaded.
 
-As in Arrow (2025) and DOPD (2025), the signals are what limits each phase: the queued prompt tokens, which
+As in Arrow (2025) and DOPD (2025), the signals are the limits of each phase: the queued prompt tokens, which
 determine TTFT, and the KV memory of the decode replicas, which limits admission. The prefill pool is
 overloaded when its replicas have more than max_backlog_tokens in their queues on average; the decode pool
 when its replicas use more than max_kv_share of their KV memory. An overloaded pool gets a replica of the
-other one if that would not be overloaded with one replica fewer. The replica with the fewest outstanding
-requests changes. No other replica changes for rest_s after that, so that the change can take effect.
+other pool if that pool would not be overloaded with one replica fewer. The replica with the fewest
+outstanding requests changes. After that, no other replica changes for rest_s, so that the change can take
+effect.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from policies.roles import ReplicaLoad, Switch
 
 @dataclass(kw_only=True, slots=True)
 class Balance(Checked):
-    """Balances the two pools. Ties go to the replica of the smallest number."""
+    """Balances the two pools. Ties go to the replica with the smallest number."""
 
     interval_s: Annotated[Positive, Unit("s")] = 1.0
     """Seconds between two decisions."""
     max_backlog_tokens: Annotated[PositiveInt, Unit("token")] = 16_384
-    """Queued prompt tokens per prefill replica, on average, above which the prefill pool is overloaded."""
+    """Average number of queued prompt tokens per prefill replica above which the prefill pool is overloaded.
+    """
     max_kv_share: PositiveShare = 0.8
     """Average share of KV memory in use above which the decode pool is overloaded."""
     rest_s: Annotated[NonNegative, Unit("s")] = 10.0
-    """Seconds after a change during which no other is made."""
+    """Seconds after a change during which no other change is made."""
     _rests_until_s: float = field(init=False, default=-inf, repr=False, compare=False)
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:

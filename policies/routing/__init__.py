@@ -19,15 +19,16 @@ class ReplicaView(Protocol):
     `index` identifies a replica for the whole run and is never reused, so policies store data about replicas
     by it. price_usd_per_hour is the price of the replica.
 
-    The router itself counts the requests that it has sent and those that ended, so these counts are current:
+    The router itself counts the requests that it has sent and the requests that ended, so these counts are
+    current:
 
         num_outstanding, num_outstanding_tokens, num_queued_tokens
 
-    A policy that compares the first or the second of all replicas calls
+    A policy that compares the first or second count of all replicas calls
     `policies.routing.load_balancing.counts_of`, which reads hundreds of replicas at once.
 
     The other values are reported by the engine once per iteration and are as old as the service's signals
-    (`signal_age_s`). The router also knows how many requests it has sent that these values do not include:
+    (`signal_age_s`). The router also counts the sent requests that these values do not include yet:
 
         num_running, num_waiting, num_free_kv_tokens;  num_unseen, num_unseen_tokens
 
@@ -35,15 +36,15 @@ class ReplicaView(Protocol):
     maintain.
 
     Engines report changes of their caches as they happen (KV events), so `num_cached` includes everything up
-    to the last iteration that has begun. A policy that reads it declares reads_caches: ClassVar[bool] = True.
-    `has_adapter` is as recent, and needs no declaration.
+    to the start of the latest iteration. A policy that reads it declares reads_caches: ClassVar[bool] = True.
+    `has_adapter` is equally recent, and needs no declaration.
 
     A policy that reads no replica, except `index` and the number of replicas, declares
-    reads_replicas: ClassVar[bool] = False. A run can then be divided into shards that are simulated apart
-    (`policies.routing`).
+    reads_replicas: ClassVar[bool] = False. Such a run can be divided into shards that are simulated
+    separately.
 
     A policy that sends requests with the same prefix, session or adapter to the same replicas declares
-    keeps_together: ClassVar[str] = "prefix", "session" or "adapter", for fleets of which a part is simulated
+    keeps_together: ClassVar[str] = "prefix", "session" or "adapter", for partial simulation of fleets
     (`sim.setup.thinning`).
     """
 
@@ -77,12 +78,12 @@ class ReplicaView(Protocol):
 
     @property
     def num_free_kv_tokens(self) -> int:
-        """Number of tokens for which KV memory is free; cached blocks that no request uses count as free."""
+        """Free KV memory in tokens; cached blocks that no request uses count as free."""
         ...
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens that the replica's KV memory holds in total."""
+        """Capacity of the replica's KV memory in tokens."""
         ...
 
     @property
@@ -109,8 +110,8 @@ class Routing(Protocol):
 
     Replicas are added and removed during a run. The policy gets the replicas that accept requests now, in
     order of their index; the list object stays the same until a replica is added or removed. With
-    prefill/decode disaggregation, one router chooses the replica for the prefill, another the one for the
-    decode. Optional methods, called if a policy has them:
+    prefill/decode disaggregation, one router chooses the prefill replica and another the decode replica.
+    Optional methods, called if a policy has them:
 
         check(num_replicas)                 before the run: ValueError for settings that do not fit the fleet
         on_predicted(request, num_tokens)   the predicted output length; called before `choose`, for a
@@ -127,7 +128,7 @@ class Routing(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingTraits:
-    """Members that a router may have beside `choose`: see `ReplicaView` and `Routing`."""
+    """Optional members of a router next to `choose`: see `ReplicaView` and `Routing`."""
 
     reads_replicas: bool = True
     reads_signals: bool = False
@@ -158,7 +159,7 @@ def chosen(routing: Routing, position: int, replicas: Sequence[Member]) -> Membe
 
 
 COUNTS = {"requests": "num_outstanding", "tokens": "num_outstanding_tokens"}
-"""Allowed values of `count` in policies that compare loads; each with the attribute of `ReplicaView`."""
+"""Allowed values of `count` in policies that compare loads, each with its attribute of `ReplicaView`."""
 
 
 def check_by_replica(name: str, values: Sequence[float], num_replicas: int) -> None:
@@ -171,25 +172,25 @@ def check_by_replica(name: str, values: Sequence[float], num_replicas: int) -> N
 
 
 STATE = frozenset(n for n in (*ReplicaView.__annotations__, *vars(ReplicaView)) if n[0] != "_") - {"index"}
-"""What a router may read of a replica if it does not declare that it reads none."""
+"""The part of a replica that a router without a declaration may read."""
 
 
 def reads_replicas(routing: object) -> bool:
-    """Returns whether a policy may read the state of replicas; a policy without a declaration may."""
+    """Returns whether a policy may read the state of replicas (True without a declaration)."""
     return bool(traits_of(routing, RoutingTraits).reads_replicas)
 
 
 @runtime_checkable
 class ChoosesMany(Protocol):
-    """A static policy that reads no request either, so that it can choose for many at once."""
+    """A static policy that also reads no request, so it can choose for many requests at once."""
 
     def choose_many(self, count: int, replicas: Sequence[ReplicaView]) -> NDArray[np.int64]:
-        """Returns what the next `count` calls of `choose` would return, [count]."""
+        """Returns the results of the next `count` calls of `choose`, [count]."""
         ...
 
 
 class IndexOnly:
-    """A view of a replica with its index only; reading anything else raises WrongDecisionError."""
+    """A view of a replica with only its index; reading anything else raises WrongDecisionError."""
 
     __slots__ = ("_routing", "index")
 

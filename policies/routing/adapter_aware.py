@@ -1,4 +1,4 @@
-"""Adapter-aware routing: a replica that has the LoRA adapter of a request."""
+"""Adapter-aware routing: requests go to replicas that have their LoRA adapter."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class AdapterAffinity(Checked):
 
     As in Punica's cluster scheduler and the LoRA affinity of the Gateway API Inference Extension: an adapter
     that is on a GPU need not be loaded, and its requests need not wait for a slot. Among the replicas that
-    have it, the one with the fewest outstanding requests is chosen. If that one has over `max_excess`
-    requests more than the least loaded of all replicas, the least loaded replica is chosen and loads the
-    adapter as well. So a popular adapter spreads.
+    have it, the one with the fewest outstanding requests is chosen. If that replica has more than
+    `max_excess` requests above the least loaded of all replicas, the least loaded replica is chosen and loads
+    the adapter as well. A popular adapter therefore spreads.
     """
 
     max_excess: Annotated[NonNegativeInt, Unit("requests")] = 8
-    """Number of outstanding requests that a replica may have more than the least loaded one and be chosen."""
+    """Maximum excess of a chosen replica's outstanding requests over the least loaded replica's."""
 
     keeps_together: ClassVar[str] = "adapter"
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """Returns the least loaded replica with the adapter; the least loaded of all if that is too full."""
+        """Returns the least loaded replica with the adapter, or the least loaded of all if it is too full."""
         counts = [replica.num_outstanding for replica in replicas]
         fewest = min(counts)
         adapter = request.adapter
@@ -49,12 +49,11 @@ class AdapterAffinity(Checked):
 class Dedicated:
     """Fixed replica per adapter. Reads no replica.
 
-    Dedicated replicas: each LoRA adapter has a replica of its own, as without multi-LoRA serving.
-
-    The adapters are assigned in the order of their first requests, one replica after the other; requests
-    without an adapter are assigned like those of one more adapter. With merged weights (`adapters=merged`)
-    and as many replicas as adapters, no replica ever switches its adapter; with fewer replicas, some do. If
-    the replica of an adapter is removed, the adapter is assigned to another one.
+    Dedicated replicas: each LoRA adapter has its own replica, as without multi-LoRA serving. Adapters are
+    assigned in the order of their first requests, one replica after the other; requests without an adapter
+    count as one more adapter. With merged weights (`adapters=merged`) and as many replicas as adapters, no
+    replica ever switches its adapter; with fewer replicas, some do. If the replica of an adapter is removed,
+    the adapter is assigned to another one.
     """
 
     keeps_together: ClassVar[str] = "adapter"

@@ -1,7 +1,8 @@
 """Length-aware choice of a decode replica: long outputs are spread evenly (TetriInfer, Hu et al., 2024).
 
 Requests are heavy if their predicted output exceeds heavy_tokens, else light. A heavy request slows down its
-batch as long as it runs, so all replicas should have the same proportion of them. The choice has three steps:
+batch while it runs, so all replicas should have the same proportion of heavy requests. The choice has three
+steps:
 
     1. the replicas with free memory for the prompt and the predicted output; all replicas if there are none
     2. of these, two drawn at random (power of two choices)
@@ -32,7 +33,7 @@ class LengthAware(Checked):
     heavy_tokens: Annotated[PositiveInt, Unit("output token")] = 128
     """Output tokens above which a request is heavy: ShareGPT's median (TetriInfer, section 2.2.2)."""
     num_choices: Annotated[PositiveInt, Unit("replica")] = 2
-    """Number of distinct replicas with enough free memory that are compared."""
+    """Number of distinct replicas with enough free memory to compare."""
     seed: int = 0
     """Seed of the draws."""
     _num_heavy: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -74,7 +75,7 @@ class LengthAware(Checked):
             counts[index] -= 1
 
     def _heavy_share(self, index: int, is_heavy: bool) -> float:
-        """Returns the share of heavy requests on a replica with one more, heavy or light, as given."""
+        """Returns the share of heavy requests on a replica after adding a heavy or light one."""
         num_heavy = self._num_heavy.get(index, 0) + is_heavy
         return num_heavy / (num_heavy + self._num_light.get(index, 0) + (not is_heavy))
 

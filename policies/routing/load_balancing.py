@@ -1,4 +1,4 @@
-"""Load balancing: shares of the requests by turns, at random, or by the load of the replicas."""
+"""Load balancing: round robin, random, by weight, or by the load of the replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from policies.routing import COUNTS, ReplicaView, check_by_replica
 
 @dataclass(kw_only=True, slots=True)
 class RoundRobin:
-    """Round robin; remembers only the last replica chosen."""
+    """Round robin; stores only the last chosen replica."""
 
     _turn: int = field(default=-1, init=False)
 
@@ -55,7 +55,7 @@ class Random:
 
 @dataclass(kw_only=True, slots=True)
 class Weighted(Checked):
-    """Fixed shares by weight. Reads no replica; a choice costs the logarithm of their number.
+    """Fixed shares by weight. Reads no replica; a choice takes time logarithmic in their number.
 
     It works like an earliest-deadline-first queue (Envoy's weighted round robin): a replica of weight w is
     due every 1/w units of virtual time, and the replica that is due first gets the request. The weights 2 and
@@ -63,7 +63,7 @@ class Weighted(Checked):
     """
 
     weights: tuple[Positive, ...] = ()
-    """Weight of each replica, by its index; empty: all equal. Replicas that are added later have weight 1."""
+    """Weight of each replica, by index; empty: all equal. Replicas added later have weight 1."""
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _due: list[tuple[float, int]] = field(init=False, default_factory=list, repr=False, compare=False)
     """Heap of (virtual time at which a replica is due, its position)."""
@@ -75,7 +75,7 @@ class Weighted(Checked):
         check_by_replica("weights", self.weights, num_replicas)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """Returns the replica that is due first; of equals the one of smallest index."""
+        """Returns the replica that is due first; ties go to the smallest index."""
         if replicas is not self._replicas:
             self._rebuild(replicas)
         due, position = self._due[0]
@@ -96,7 +96,7 @@ class Weighted(Checked):
         return positions
 
     def _rebuild(self, replicas: Sequence[ReplicaView]) -> None:
-        """Rebuilds the heap; known replicas keep their turns, new ones count as served just now."""
+        """Rebuilds the heap; known replicas keep their turns, new ones count as just served."""
         known = {self._replicas[position].index: due for due, position in self._due}
         served = self._due[0][0] if self._due else 0.0
         self._due = [
@@ -115,12 +115,12 @@ class LeastOutstanding(Checked):
     """Fewest outstanding requests or tokens. Ties go to the smallest index. Reads all replicas.
 
     NGINX's least_conn counts requests. Tokens distinguish a long prompt from a short one. A request counts
-    from the time it is sent until it ends, by the router's own count, which has no delay. Routers that
-    compare hundreds of replicas read these counts of all of them as an array.
+    from the time it is sent until it ends, in the router's own count, which has no delay. Routers that
+    compare hundreds of replicas read these counts as an array.
     """
 
     count: Annotated[str, OneOf(COUNTS)] = "requests"
-    """The load that is compared: requests, or tokens (of their prompts)."""
+    """The compared load: requests, or tokens (of their prompts)."""
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the replica with the fewest outstanding requests or tokens."""
@@ -151,7 +151,9 @@ def counts_of(replicas: Sequence[ReplicaView], name: str) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerOfTwo(Checked):
-    """Least loaded of num_choices random replicas. Ties go to the replica drawn first. Reads only these.
+    """Least loaded of num_choices random replicas. Ties go to the replica drawn first.
+
+    Reads only these replicas.
 
     Mitzenmacher (IEEE TPDS 2001), Vvedenskaya et al. (1996): two choices shorten the longest queue
     exponentially compared with one; more choices add little. Envoy's least request and SGLang's router offer
@@ -159,9 +161,9 @@ class PowerOfTwo(Checked):
     """
 
     num_choices: Annotated[PositiveInt, Unit("replica")] = 2
-    """Number of distinct replicas that are compared; if fewer accept requests, all of them are."""
+    """Number of distinct replicas to compare; if fewer accept requests, all are compared."""
     count: Annotated[str, OneOf(COUNTS)] = "requests"
-    """The load that is compared: outstanding requests, or tokens (of their prompts)."""
+    """The compared load: outstanding requests, or tokens (of their prompts)."""
     seed: int = 0
     """Seed of the draws."""
 
@@ -192,13 +194,14 @@ class JoinShortestKv:
     """Most free KV memory. Reads all replicas.
 
     Memory, not the number of requests, limits the batch of a replica. The free memory that an engine reports
-    is as old as the service's signals; prompts sent since then are subtracted, as if none of their KV were
+    is as old as the service's signals; prompts sent since then are subtracted as if none of their KV were
     cached.
     """
 
     ties: Literal["outstanding", "index"] = "outstanding"
-    """Which of replicas with equally much free memory is chosen: the one with the fewest outstanding
-    requests, then of smallest index; or the one of smallest index, for which only signals are read."""
+    """Tie-break between replicas with equal free memory: the fewest outstanding requests, then the smallest
+    index; or only the smallest index, which reads nothing but signals.
+    """
 
     reads_signals: ClassVar[bool] = True
 
@@ -218,9 +221,9 @@ class JoinShortestKv:
 class Freest:
     """Most free KV memory per request; an empty replica is the freest. Ties go to the smallest index.
 
-    The dispatch of Llumnix (OSDI 2024), which its paper also compares with as INFaaS++. Prompts without a
-    first token count as if they took memory besides that in use, so a replica with a queue is less free. With
-    a chunked prefill, the part of a prompt that is computed counts twice until its first token.
+    This is the dispatch of Llumnix (OSDI 2024), which the paper also uses as the baseline INFaaS++. Prompts
+    without a first token count as additional memory in use, so a replica with a queue is less free. With a
+    chunked prefill, the part of a prompt that is computed counts twice until its first token.
     """
 
     reads_signals: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Prefix-aware routing: by the prefixes that a replica was sent, or by the contents of its cache."""
+"""Prefix-aware routing: by the prefixes sent to a replica, or by the contents of its cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from policies.routing.load_balancing import counts_of
 
 
 class PrefixNode:
-    """A segment of content that follows a given prefix; without a dictionary if only one replica has it.
+    """A segment of content after a given prefix; without a dictionary if only one replica has it.
 
     A tree can have millions of nodes.
     """
@@ -25,33 +25,35 @@ class PrefixNode:
 
     def __init__(self, key: tuple[PrefixNode, int, int] | None) -> None:
         self.key = key  # parent, number of its tokens before this node, content id; None: the root
-        self.longest: int | None = None  # the replica that was sent the most tokens, the first of equals
+        self.longest: int | None = None  # the replica with the most tokens sent; ties go to the first
         self.num_longest = 0  # number of tokens sent to that replica
         self.tokens: dict[int, int] | None = None  # tokens sent per replica; None: at most one replica
         self.firsts: tuple[tuple[int, int], ...] = ()
-        """(number of tokens, replica), before the longest: the replica first sent the tokens up to there."""
+        """(number of tokens, replica) before the longest: the replica to which the tokens up to there were
+        sent first.
+        """
 
     def tokens_of(self, replica: int) -> int:
-        """Returns the largest number of the segment's tokens that a replica was sent; 0: none."""
+        """Returns the largest number of the segment's tokens sent to a replica; 0: none."""
         if self.tokens is not None:
             return self.tokens.get(replica, 0)
         return self.num_longest if self.longest == replica else 0
 
     def owner_of(self, num_tokens: int) -> int | None:
-        """Returns the replica that was sent the last one of so many tokens of the segment first."""
+        """Returns the replica that first received this many tokens of the segment."""
         for num_first, replica in self.firsts:
             if num_tokens <= num_first:
                 return replica
         return self.longest
 
     def holders_of(self, num_tokens: int) -> list[int]:
-        """Returns the replicas that were sent so many tokens of the segment."""
+        """Returns the replicas that received this many tokens of the segment."""
         if self.tokens is None:
             return [] if self.longest is None else [self.longest]
         return [replica for replica, num_sent in self.tokens.items() if num_sent >= num_tokens]
 
     def lengthen(self, replica: int, num_tokens: int) -> None:
-        """Records that a replica was sent more tokens of the segment than before."""
+        """Records that a replica received more tokens of the segment than before."""
         if self.tokens is not None:
             self.tokens[replica] = num_tokens
         elif self.longest is not None and self.longest != replica:
@@ -62,7 +64,7 @@ class PrefixNode:
             self.longest, self.num_longest = replica, num_tokens
 
     def forget(self, replica: int) -> int:
-        """Removes a replica from the node. Returns the number of tokens that it was sent."""
+        """Removes a replica from the node. Returns the number of tokens that it received."""
         if self.tokens is None:
             num_tokens, self.longest, self.num_longest = self.num_longest, None, 0
             return num_tokens
@@ -78,7 +80,7 @@ class PrefixNode:
 
 
 class Match(NamedTuple):
-    """The longest prefix of a prompt that was sent before: its tokens, and where they end."""
+    """The longest previously sent prefix of a prompt: its tokens, and its end in the tree."""
 
     num_tokens: int
     node: PrefixNode
@@ -87,7 +89,7 @@ class Match(NamedTuple):
 
     @property
     def replica(self) -> int | None:
-        """The replica that was sent the last matching token first; None: nothing matches."""
+        """The replica that first received the last matching token; None: nothing matches."""
         return self.node.owner_of(self.num_in_node)
 
     @property
@@ -97,30 +99,31 @@ class Match(NamedTuple):
 
 
 class PrefixTree:
-    """The prompts sent to each replica of the last `keep_only`, at most max_tokens tokens per replica.
+    """The prompts sent to each replica of the last `keep_only` call, at most max_tokens tokens per replica.
 
     A radix tree of the prompts sent to the replicas: one tree for all replicas.
 
     A node stands for a segment of prompt content that follows a given prefix. Its key is (parent node, number
     of the parent's tokens before it, content id). It stores for each replica the largest number of the
-    segment's tokens that the replica was sent. Segments that branch off after 5 and after 8 tokens of a
-    segment are thus children of the same node, and no node is ever split. Example with content ids 7, 9 and
-    3:
+    segment's tokens sent to it. Segments that branch off after 5 and after 8 tokens of a segment are
+    therefore children of the same node, and no node is ever split. Example with content ids 7, 9 and 3:
 
         sent to replica 0    7 7 7 7 7 9 9         7: {0: 5, 1: 8} --5--> 9: {0: 2}
         sent to replica 1    7 7 7 7 7 7 7 7 3                     --8--> 3: {1: 1}
 
-    The number of tokens of a replica is that of its distinct prefixes. Above a limit the least recently sent
-    segments are removed, the end of a prompt before its beginning. The cost grows with the number of segments
-    of a prompt, not with the number of replicas.
+    A replica's number of tokens counts its distinct prefixes. Above a limit the least recently sent segments
+    are removed, the end of a prompt before its beginning. The cost grows with the number of segments of a
+    prompt, not with the number of replicas.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self.num_tokens: dict[int, int] = {}
         self._max_tokens = max_tokens
-        self._positions: dict[int, int] = {}  # position of each replica in the last `keep_only`
+        self._positions: dict[int, int] = {}  # position of each replica in the last `keep_only` call
         self._sizes: list[tuple[int, int, int]] = []
-        """A heap of (tokens, position, replica). A replica's least entry is its size, or an earlier one."""
+        """A heap of (tokens, position, replica). A replica's smallest entry is its current or an earlier
+        size.
+        """
         self._root = PrefixNode(None)
         self._nodes: dict[tuple[PrefixNode, int, int], PrefixNode] = {}  # one dict for all nodes saves memory
         self._used: dict[int, OrderedDict[PrefixNode, None]] = {}
@@ -146,7 +149,7 @@ class PrefixTree:
 
     @property
     def smallest(self) -> int:
-        """The replica with the fewest tokens; of equals the first one of the last `keep_only`."""
+        """The replica with the fewest tokens; ties go to the first one of the last `keep_only` call."""
         sizes = self._sizes
         while True:
             num_tokens, position, replica = sizes[0]
@@ -156,7 +159,7 @@ class PrefixTree:
             heapreplace(sizes, (num_now, position, replica))
 
     def match(self, segments: Sequence[Segment]) -> Match:
-        """Returns the longest prefix sent before; this does not count as a use."""
+        """Returns the longest previously sent prefix; this does not count as a use."""
         node, before, num_tokens, nodes = self._root, 0, 0, self._nodes
         for content_id, num_in_segment in segments:
             child = nodes.get((node, before, content_id))
@@ -195,7 +198,7 @@ class PrefixTree:
             self._list_sizes()
 
     def _touch(self, replica: int, node: PrefixNode) -> None:
-        """Marks the path to a node as used, the end first, so that the end is removed first."""
+        """Marks the path to a node as used, the end first, so the end is removed first."""
         used = self._used[replica]
         while node.key is not None:
             used[node] = None
@@ -223,12 +226,12 @@ class PrefixAffinity(Checked):
 
         most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
 
-    Defaults and decisions are those of `cache_aware` of SGLang's router (sglang-router 0.3.2); with
-    matched=least_outstanding they are those of vLLM's (vllm-router 0.1.17). Both are compared with it
-    (`tests/experiments/serve/clients/test_router_decisions.py`). Differences: SGLang's counts characters,
-    this policy and vLLM's tokens; they trim their trees every two minutes, this policy at once. Where the
-    replica that was sent a token first has forgotten it, SGLang's takes any that has it, this policy the one
-    that was sent the most tokens of the segment.
+    Defaults and decisions match `cache_aware` of SGLang's router (sglang-router 0.3.2) or, with
+    matched=least_outstanding, vLLM's router (vllm-router 0.1.17). A test compares both with this policy
+    (`tests/experiments/serve/clients/test_router_decisions.py`). Differences: SGLang's router counts
+    characters, while this policy and vLLM's router count tokens; both routers trim their trees every two
+    minutes, this policy immediately. If the replica that first received a token has dropped it, SGLang's
+    router takes any replica with the token, this policy the one that received the most tokens of the segment.
     """
 
     cache_threshold: Share = 0.3
@@ -238,13 +241,15 @@ class PrefixAffinity(Checked):
     balance_rel_threshold: Annotated[float, Ge(1)] = 1.5
     """Ratio of the most to the least loaded replica; the load is unbalanced if both are exceeded."""
     matched: Annotated[str, OneOf(("first", "least_outstanding"))] = "first"
-    """The replica of a match that several have: first (the one that was sent its last token first, as in
-    SGLang's router), or least_outstanding (vLLM's)."""
+    """The choice among several matching replicas: first (the one that first received the last matching token,
+    as in SGLang's router) or least_outstanding (vLLM's).
+    """
     unmatched: Annotated[str, OneOf(("least_outstanding", "smallest_tree"))] = "least_outstanding"
-    """The replica of a prompt without a match: least_outstanding, or smallest_tree, as the header of the
-    source of SGLang's router describes it."""
+    """The replica of a prompt without a match: least_outstanding, or smallest_tree as described in the source
+    header of SGLang's router.
+    """
     max_tree_tokens: Annotated[PositiveInt, Unit("token")] = 2**24
-    """Maximum number of tokens in the tree per replica; about as many as SGLang's 2^26 characters."""
+    """Maximum number of tokens in the tree per replica; about the equivalent of SGLang's 2^26 characters."""
     keeps_together: ClassVar[str] = "prefix"
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _positions: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -285,13 +290,13 @@ class PrefixIndex(Checked):
 
     Reads loads and caches of all replicas.
 
-    As in NVIDIA Dynamo's KV router, to which the engines report every block that they store and evict:
+    As in NVIDIA Dynamo's KV router, to which the engines report every stored and evicted block:
 
         cost = overlap_weight * (tokens to compute before the request's first token) + outstanding tokens
 
     The tokens to compute are the uncached part of the prompt, and the prompts sent to the replica that have
-    no output token yet. The replica of least cost gets the request. With overlap_weight=0 the policy is
-    least_outstanding by tokens.
+    no output token yet. The replica with the lowest cost gets the request. With overlap_weight=0 the policy
+    is least_outstanding by tokens.
     """
 
     overlap_weight: NonNegative = 1.0
@@ -321,15 +326,15 @@ class WeightedScore(Checked):
         prefix    share of the prompt that the replica has cached
         queue     (longest queue - its queue) / (longest - shortest), 1 where all are equal
         kv        share of the replica's KV memory that is free
-        running   like queue, of running requests
+        running like queue, for running requests
         active    (most outstanding requests - its own) / most; 1 if it has none
         token     1 - outstanding prompt tokens / token_limit, at least 0
 
     The weights of the first three are 3, 2, 2 as in the extension's default configuration, the others 0.
-    Queue lengths and free memory are as old as the service's signals. With corrects_signals they count the
-    requests sent since then, which the pickers do not, so that these send a burst to one replica until the
-    next signals. The cache is looked up exactly, as by llm-d's precise prefix scorer. Of equal sums the
-    pickers choose one at random.
+    Queue lengths and free memory are as old as the service's signals. With corrects_signals they include the
+    requests sent since then. The pickers do not include them, so they send a burst to one replica until the
+    next signals. The cache lookup is exact, as in llm-d's precise prefix scorer. The pickers break ties at
+    random.
     """
 
     prefix_weight: NonNegative = 3.0
@@ -387,12 +392,12 @@ class WeightedScore(Checked):
 
 
 def _spread(counts: list[int]) -> list[float]:
-    """Returns 1 for the least count, 0 for the most, in proportion between; 1 where all are equal."""
+    """Returns 1 for the smallest count, 0 for the largest, linear in between; 1 if all are equal."""
     most, spread = max(counts), max(counts) - min(counts)
     return [(most - count) / spread if spread else 1.0 for count in counts]
 
 
 def _below_most(counts: list[int]) -> list[float]:
-    """Returns the share of the most by which each count is below it; 1 for a count of zero."""
+    """Returns 1 - count / largest count for each count; 1 for a count of zero."""
     most = max(counts)
     return [(most - count) / most if count else 1.0 for count in counts]

@@ -5,9 +5,9 @@ its session, or to the next one on the ring if that replica's outstanding reques
 
     bound = ceil(max_load * (all outstanding + 1) / replicas)
 
-So a session's requests find their KV in the cache, a popular session does not overload a replica, and adding
-or removing a replica moves few sessions. HAProxy's hash-balance-factor is the same; its 125 is max_load=1.25
-here. Each request without a session counts as a session of its own.
+A session's requests therefore find their KV in the cache, a popular session does not overload a replica, and
+adding or removing a replica moves few sessions. HAProxy's hash-balance-factor is the same; its 125 is
+max_load=1.25 here. Each request without a session counts as a separate session.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from policies.routing import ReplicaView
 
 @dataclass(kw_only=True, slots=True)
 class SessionAffinity(Checked):
-    """Consistent hashing of sessions. Reads outstanding requests of all replicas; none with max_load=inf."""
+    """Consistent hashing of sessions.
+
+    Reads outstanding requests of all replicas, except with max_load=inf.
+    """
 
     max_load: Annotated[float, Gt(1), "inf for no bound"] = 1.25
     """Maximum outstanding requests of a replica, divided by the mean of all; inf: no bound."""
     num_points: PositiveInt = 100
-    """Number of points of each replica on the ring; more points make the shares more even."""
+    """Number of points per replica on the ring; more points make the shares more even."""
     keeps_together: ClassVar[str] = "session"
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _ring: list[tuple[int, int]] = field(init=False, default_factory=list, repr=False, compare=False)

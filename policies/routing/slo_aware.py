@@ -1,4 +1,4 @@
-"""SLO-aware routing: of the replicas with an estimated TTFT in time, the busiest or the cheapest."""
+"""SLO-aware routing: the busiest or cheapest replica whose estimated TTFT meets the target."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ class TtftEstimates:
         estimate = (prompt tokens of requests without a first token + this prompt's tokens) / replica's rate
 
     When a request gets its first token, the tokens of its estimate divided by the time since it was sent are
-    a new measurement of the rate, which enters an exponential moving average. Until the first measurement the
-    rate is initial_tokens_per_s. The rate thus includes the average effects of cache hits and of running
-    decodes.
+    a new measurement of the rate for an exponential moving average. Until the first measurement the rate is
+    initial_tokens_per_s. The rate therefore includes the average effects of cache hits and running decodes.
     """
 
     def __init__(self, initial_tokens_per_s: float) -> None:
@@ -33,7 +32,7 @@ class TtftEstimates:
         self._awaited: dict[int, tuple[int, int, float]] = {}  # replica, tokens in its estimate, time sent
 
     def estimate_s(self, index: int, num_tokens: int) -> float:
-        """Returns the TTFT in seconds with num_tokens queued tokens, the request's prompt included."""
+        """Returns the TTFT in seconds with num_tokens queued tokens, including the request's prompt."""
         return num_tokens / self._tokens_per_s.get(index, self._initial_tokens_per_s)
 
     def all_s(self, request: Request, replicas: Sequence[ReplicaView]) -> list[float]:
@@ -42,7 +41,7 @@ class TtftEstimates:
         return [estimate_s(replica.index, replica.num_queued_tokens + num_own) for replica in replicas]
 
     def sent(self, request: Request, index: int, num_tokens: int, now: float) -> None:
-        """Records that a request was sent to a replica; num_tokens is the one of its estimate."""
+        """Records that a request was sent to a replica; num_tokens: the tokens of its estimate."""
         self._awaited[request.request_id] = index, num_tokens, now
 
     def sent_to(self, request: Request, replica: ReplicaView, now: float) -> None:
@@ -59,7 +58,7 @@ class TtftEstimates:
             self._tokens_per_s[index] = known + SMOOTHING * (measured - known)
 
     def ended(self, request: Request) -> None:
-        """Removes a request that has ended, perhaps before its first token."""
+        """Removes a request that has ended, possibly before its first token."""
         self._awaited.pop(request.request_id, None)
 
 
@@ -69,9 +68,9 @@ class SloAware(Checked):
 
     As in the Gateway API Inference Extension's latency-aware scorer. A replica's headroom is the target less
     its estimated TTFT. By default the replica with the least headroom that meets the target is chosen, which
-    keeps the others free for long prompts; with headroom=most the one with the least estimate. If no replica
-    meets the target, the least estimate is chosen. The extension predicts latency by a trained model; here
-    the estimate is the queued tokens divided by a measured rate (`TtftEstimates`).
+    keeps the others free for long prompts; with headroom=most, the one with the lowest estimate. If no
+    replica meets the target, the one with the lowest estimate is chosen. The extension predicts latency with
+    a trained model; here the estimate is the queued tokens divided by a measured rate (`TtftEstimates`).
     """
 
     ttft_s: Annotated[Positive, Unit("s")] = 1.0
@@ -87,7 +86,7 @@ class SloAware(Checked):
         self._estimates = TtftEstimates(self.initial_tokens_per_s)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """Returns a replica that meets the target, or the one of least estimated TTFT."""
+        """Returns a replica that meets the target, or the one with the lowest estimated TTFT."""
         times_s = self._estimates.all_s(request, replicas)
         in_time_s = [time_s for time_s in times_s if time_s <= self.ttft_s]
         chosen_s = max(in_time_s) if in_time_s and self.headroom == "least" else min(times_s)
@@ -110,9 +109,9 @@ class CostAware(Checked):
 
     Reads all queues.
 
-    It is meant for fleets of replicas with different prices, by hardware or by contract: the cheap ones are
+    It is meant for fleets of replicas with different prices, due to hardware or contract: the cheap ones are
     filled up to the target first, the expensive ones get the remaining requests. If no replica meets the
-    target, the one of least estimated TTFT is chosen, whatever its price. The estimates are those of
+    target, the one with the lowest estimated TTFT is chosen at any price. The estimates are those of
     `TtftEstimates`.
     """
 
@@ -127,7 +126,7 @@ class CostAware(Checked):
         self._estimates = TtftEstimates(self.initial_tokens_per_s)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """Returns the cheapest replica that meets the target, or the one of least estimated TTFT."""
+        """Returns the cheapest replica that meets the target, or the one with the lowest estimated TTFT."""
         times_s = self._estimates.all_s(request, replicas)
         in_time = [
             (replica.price_usd_per_hour, time_s, position)

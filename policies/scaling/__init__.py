@@ -27,12 +27,12 @@ class PoolView(Protocol):
 
     @property
     def num_draining(self) -> int:
-        """Number of replicas that drain: they finish their requests and get no new ones."""
+        """Number of draining replicas: they finish their requests and get no new ones."""
         ...
 
     @property
     def cold_start_s(self) -> float:
-        """Time in seconds from the request for a replica until it serves."""
+        """Time in seconds from requesting a replica until it serves."""
         ...
 
     @property
@@ -67,7 +67,7 @@ class PoolView(Protocol):
 
     @property
     def busy_share(self) -> float:
-        """Mean share of the time since the last call during which a replica ran an iteration."""
+        """Mean share of the time since the last call in which a replica ran an iteration."""
         ...
 
     @property
@@ -89,8 +89,8 @@ class PoolView(Protocol):
     def num_met(self) -> int:
         """Number of ended requests that met the SLO; all of them if there is no SLO.
 
-        With prefill and decode in different pools, those whose TTFT (prefill) or TPOT (decode) met it. A
-        missed E2E counts in the pool that took longer.
+        With prefill and decode in different pools, only TTFT (prefill) or TPOT (decode) counts. A missed E2E
+        counts in the pool that took longer.
         """
         ...
 
@@ -99,21 +99,21 @@ class Scaling(Protocol):
     """Decides the number of replicas of a pool."""
 
     interval_s: float
-    """Time in seconds between two calls; the first call is after one interval."""
+    """Time in seconds between two calls; the first call comes after one interval."""
     min_replicas: int
     max_replicas: int
 
     def target(self, pool: PoolView, now: float) -> int:
         """Returns the desired number of replicas, including starting ones and excluding draining ones.
 
-        The number is from min_replicas to max_replicas. The pool starts missing replicas and drains
-        superfluous ones; crashed replicas that will restart count as present.
+        The number must be between min_replicas and max_replicas. The pool starts missing replicas and drains
+        surplus ones; crashed replicas that will restart count as present.
         """
         ...
 
 
 def checked_target(policy: Scaling, target: int) -> int:
-    """Returns the number of replicas that a policy wants. Raises WrongDecisionError if it is not allowed."""
+    """Returns a policy's desired number of replicas. Raises WrongDecisionError if it is not allowed."""
     least, most = policy.min_replicas, policy.max_replicas
     if not is_whole(target) or not least <= target <= most:
         rule = f"must return a whole number from min_replicas={least} to max_replicas={most}"
@@ -122,7 +122,7 @@ def checked_target(policy: Scaling, target: int) -> int:
 
 
 def checked_interval_s(policy: Scaling) -> float:
-    """Returns the time between two calls of a policy. Raises WrongDecisionError for one that is not > 0."""
+    """Returns the time between two calls of a policy. Raises WrongDecisionError unless it is > 0."""
     interval_s: object = policy.interval_s
     if not isinstance(interval_s, int | float) or not 0 < interval_s < inf:
         did = f"is called every {shown(interval_s)} s"
@@ -134,7 +134,7 @@ M = TypeVar("M")
 
 
 class Present(NamedTuple, Generic[M]):
-    """A replica that counts for the target of a scaling policy: it serves, starts, or is down for a while."""
+    """A replica that counts towards a scaling policy's target: it serves, starts, or is temporarily down."""
 
     member: M
     is_serving: bool
@@ -143,16 +143,16 @@ class Present(NamedTuple, Generic[M]):
 
 
 class Change(NamedTuple, Generic[M]):
-    """The number of replicas to start, and those to drain, in this order."""
+    """The number of replicas to start, and the replicas to drain, in this order."""
 
     num_starts: int
     drained: list[M]
 
 
 def change_to(target: int, present: Sequence[Present[M]]) -> Change[M]:
-    """Returns what leads to `target` replicas.
+    """Returns the changes that lead to `target` replicas.
 
-    Drained first are replicas that do not serve, then those with the fewest outstanding requests, then the
+    Replicas that do not serve are drained first, then those with the fewest outstanding requests, then the
     newest.
     """
     ranked = sorted(

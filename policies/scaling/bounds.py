@@ -1,4 +1,4 @@
-"""Bounds of the number of replicas, and of the pace of its changes."""
+"""Bounds on the number of replicas, and on the rate of its changes."""
 
 from __future__ import annotations
 
@@ -45,15 +45,14 @@ def num_present(pool: PoolView) -> int:
 class Paced(Bounded):
     """Settings of the limits, and the past decisions.
 
-    Limits on the speed of an autoscaler: stabilisation, cooldowns and step sizes.
-
-    Stabilisation is that of Kubernetes' HorizontalPodAutoscaler: replicas are removed only if no decision of
-    the last window wanted them. Cooldowns are those of AWS Auto Scaling: a change waits until the last one
-    has taken effect. Without limits a decision takes effect at once.
+    Limits on the speed of an autoscaler: stabilisation, cooldowns and step sizes. Stabilisation works as in
+    Kubernetes' HorizontalPodAutoscaler: replicas are removed only if no decision within the last window
+    wanted them. Cooldowns work as in AWS Auto Scaling: a change waits until the last one has taken effect.
+    Without limits a decision takes effect at once.
     """
 
     stabilisation_s: Annotated[NonNegative, Unit("s")] = 0.0
-    """Time in seconds for which replicas must not have been wanted before they are removed."""
+    """Time in seconds during which replicas must be unwanted before they are removed."""
     scale_out_cooldown_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Minimum time in seconds from one scale-out to the next."""
     scale_in_cooldown_s: Annotated[NonNegative, Unit("s")] = 0.0
@@ -70,11 +69,11 @@ class Paced(Bounded):
     _in_s: float = field(default=-inf, init=False, repr=False, compare=False)
 
     def asked(self, pool: PoolView) -> int:
-        """Returns the last target, which crashes do not change; the present replicas if it is unset or 0."""
+        """Returns the last target (unchanged by crashes), or the present replicas if it is unset or 0."""
         return self.bounded(self._asked or num_present(pool))
 
     def paced(self, wanted: int, pool: PoolView, now: float) -> int:
-        """Returns the new target for a wanted number of replicas, and records it."""
+        """Returns the new target for a desired number of replicas, and records it."""
         asked, wanted = self.asked(pool), self.bounded(wanted)
         wanted = self._stabilised(wanted, asked, now)
         if wanted > asked and now - self._out_s >= self.scale_out_cooldown_s:
@@ -87,7 +86,7 @@ class Paced(Bounded):
         return asked
 
     def _stabilised(self, wanted: int, asked: int, now: float) -> int:
-        """Returns the wanted number; to scale in, at least the maximum wanted in the window.
+        """Returns the desired number; for a scale-in, at least the maximum desired in the window.
 
         Until the decisions cover the window, it is not below the last target.
         """

@@ -1,14 +1,13 @@
-"""Predictive scaling: replicas for the highest arrival rate forecast for the cold start time of a replica.
+"""Predictive scaling: replicas for the highest arrival rate forecast within a replica's cold start time.
 
     wanted = ceil(max(rate now, rates forecast until now + lead_s) / (capacity_per_s * target_share))
 
 As in AWS's predictive scaling, a seasonal forecast gives the expected rate, and the current rate is its lower
-bound. The first day, for which there is no forecast, is thus scaled by the current rate. The forecasts are
-those of a `Forecaster`.
+bound. The first day has no forecast, so it is scaled by the current rate. A `Forecaster` makes the forecasts.
 
 The capacity of a replica is given or learnt. With learn, capacity_per_s is raised to the highest rate at
 which a replica finished requests within their SLO in three consecutive intervals. It never falls, and it may
-include a rate that was sustained by chance; target_share is the margin for that.
+include a rate that was sustained by chance; target_share leaves a margin for that.
 """
 
 from __future__ import annotations
@@ -179,7 +178,7 @@ class Predictive(Paced):
         )
 
     def target(self, pool: PoolView, now: float) -> int:
-        """Returns the replicas for the highest rate from now until a new replica would serve."""
+        """Returns the replicas for the highest rate from now until a new replica could serve."""
         elapsed_s = now - self._asked_s
         if elapsed_s <= 0:
             return self.paced(self.asked(pool), pool, now)
@@ -197,7 +196,7 @@ class Predictive(Paced):
         return self.paced(wanted, pool, now)
 
     def _note_sustained(self, pool: PoolView, elapsed_s: float) -> None:
-        """Records the rate of requests within the SLO per replica (the most replicas in the interval)."""
+        """Records the rate of requests within the SLO, per replica (maximum replicas in the interval)."""
         num_up = max(pool.num_replicas, self._num_up, 1)
         self._sustained.append((pool.num_met - self._num_met) / elapsed_s / num_up)
         self._num_met, self._num_up = pool.num_met, pool.num_replicas

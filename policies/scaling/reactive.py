@@ -18,24 +18,25 @@ SIGNALS = ("busy", "kv", "running")
 class Utilisation(Paced):
     """Scales by the mean utilisation of the serving replicas.
 
-    Utilisation: keeps the utilisation at a target, by the formula of Kubernetes' HorizontalPodAutoscaler.
+    Utilisation: keeps the utilisation at a target with the formula of Kubernetes' HorizontalPodAutoscaler.
 
         wanted = ceil(replicas * utilisation / target),  unless the ratio is within the tolerance of 1
 
-    4 replicas at 90 % with a target of 60 % become 6. Defaults are those of Kubernetes: a call every 15 s, a
+    4 replicas at 90 % with a target of 60 % become 6. Defaults match Kubernetes: a call every 15 s, a
     tolerance of 0.1, a window of 300 s before replicas are removed. As in Kubernetes, starting replicas count
-    as idle while the others are overloaded, so that a rise of the load does not add replicas twice.
+    as idle while the others are overloaded, so a load increase does not add replicas twice.
 
-    The signal `busy` is what nvidia-smi calls utilisation. It is a poor signal for LLMs, because one sequence
-    keeps a replica as busy as a hundred. `kv` and `running` rise with the load until requests have to wait.
-    If replicas have no known maximum of running sequences, `running` falls back to `kv`.
+    The signal `busy` is the utilisation reported by nvidia-smi. It is a poor signal for LLMs, because one
+    sequence keeps a replica as busy as a hundred sequences. `kv` and `running` rise with the load until
+    requests have to wait. If replicas have no known maximum of running sequences, `running` falls back to
+    `kv`.
     """
 
     signal: Annotated[str, OneOf(SIGNALS)] = "running"
     """busy: share of time with an iteration running; kv: share of KV memory; running: share of slots."""
     target_share: PositiveShare = 0.6
     tolerance: NonNegative = 0.1
-    """Maximum deviation of utilisation / target from 1 without a change."""
+    """Maximum deviation of utilisation / target from 1 that causes no change."""
     stabilisation_s: float = 300.0
 
     def target(self, pool: PoolView, now: float) -> int:
@@ -67,7 +68,7 @@ class Concurrency(Paced):
 
     The mean is computed over a stable window of 60 s and over a panic window of 6 s. If the panic window
     wants at least twice the serving replicas, it is used until there has been no panic for a stable window,
-    and no replica is removed in this time. Queued requests are in flight, too. With 100 requests in flight, a
+    and no replica is removed in this time. Queued requests count as in flight. With 100 requests in flight, a
     target of 10 and a utilisation of 70 %, 15 replicas are wanted. Defaults are Knative's.
     """
 
@@ -79,11 +80,11 @@ class Concurrency(Paced):
     stable_window_s: Annotated[Positive, Unit("s")] = 60.0
     panic_window_s: Annotated[Positive, Unit("s")] = 6.0
     panic_threshold: Annotated[float, Gt(1)] = 2.0
-    """Ratio of the replicas wanted by the panic window to the serving ones at which a panic begins."""
+    """Ratio of replicas wanted by the panic window to serving replicas at which a panic begins."""
     max_scale_up_rate: Annotated[float, Gt(1)] = 1000.0
-    """Maximum factor on the serving replicas in one decision."""
+    """Maximum factor by which one decision multiplies the serving replicas."""
     max_scale_down_rate: Annotated[float, Gt(1)] = 2.0
-    """Maximum divisor of the serving replicas in one decision."""
+    """Maximum factor by which one decision divides the serving replicas."""
     _samples: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False, compare=False)
     _panic_s: float | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -122,12 +123,11 @@ class Concurrency(Paced):
 class QueueLength(Paced):
     """Scales by queue length; starting replicas count as present.
 
-    Queue length: adds replicas while requests wait, removes one when the others have enough capacity.
-
-    vLLM's production stack scales on `vllm:num_requests_waiting` (KEDA). An empty queue does not show how
-    much capacity is left, so a rule that scales in on it alone oscillates under constant load. Here a replica
-    is removed only if no request has waited for calm_s and the running requests would use at most
-    max_fill_share of the slots and of the KV memory of the others.
+    Queue length: adds replicas while requests wait, removes one when the others have enough capacity. vLLM's
+    production stack scales on `vllm:num_requests_waiting` (KEDA). An empty queue does not show how much
+    capacity is left, so scaling in on an empty queue alone oscillates under constant load. Here a replica is
+    removed only if no request has waited for calm_s and the running requests would use at most max_fill_share
+    of the slots and of the KV memory of the others.
     """
 
     max_waiting: Annotated[Positive, Unit("requests")] = 5.0
@@ -179,9 +179,9 @@ class SloAttainment(Paced):
     calm_s: Annotated[NonNegative, Unit("s")] = 600.0
     """Time in seconds with the target met before a replica is removed, and between two removals."""
     margin: PositiveShare = 0.9
-    """Maximum arrival rate per replica after a removal, as a share of the rate that was too high."""
+    """Maximum arrival rate per replica after a removal, as a share of the rate found to be too high."""
     forget_s: Annotated[Positive, Unit("s")] = 86_400.0
-    """Time in seconds after which a rate that was too high is discarded."""
+    """Time in seconds after which a rate found to be too high is discarded."""
     _num_ended: int = field(default=0, init=False, repr=False, compare=False)
     _num_met: int = field(default=0, init=False, repr=False, compare=False)
     _num_arrivals: int = field(default=0, init=False, repr=False, compare=False)
@@ -192,7 +192,7 @@ class SloAttainment(Paced):
     _learnt_s: float = field(default=-inf, init=False, repr=False, compare=False)
 
     def target(self, pool: PoolView, now: float) -> int:
-        """Returns more replicas by the share of missed requests, one fewer after calm_s, else the same."""
+        """Returns more replicas in proportion to missed requests, one fewer after calm_s, else the same."""
         asked = self.asked(pool)
         num_ended, num_met = pool.num_ended - self._num_ended, pool.num_met - self._num_met
         elapsed_s, num_arrived = now - self._asked_s, pool.num_arrivals - self._num_arrivals

@@ -1,8 +1,8 @@
-"""Scheduled scaling: a number of replicas for each time of the day, as in KEDA's cron scaler.
+"""Scheduled scaling: a number of replicas for each time of day, as in KEDA's cron scaler.
 
-AWS's scheduled actions are the same. A day has day_s seconds, so that a day can be compressed: with
-day_s=2400, 06:00 is 600 s after the beginning of the day. Replicas are requested lead_s earlier, so that they
-serve in time.
+AWS's scheduled actions work the same way. A day has day_s seconds, so it can be compressed: with day_s=2400,
+06:00 is 600 s after the beginning of the day. Replicas are requested lead_s earlier, so that they serve in
+time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Scheduled(Bounded):
         return self.bounded(max([self._at(first), *upcoming]))
 
     def _at(self, time_s: float) -> int:
-        """Returns the replicas scheduled at a time; before the first entry of a day, those of the last."""
+        """Returns the replicas scheduled at a time; before a day's first entry, the last entry applies."""
         return self._replicas[bisect_right(self._starts_s, time_s % self.day_s) - 1]
 
     def _add(self, name: str, entry: dict[str, str | int]) -> None:

@@ -1,4 +1,4 @@
-"""The interface of scheduling policies, which order admissions and preemptions; displacement, alarms."""
+"""The interface of scheduling policies, which order admissions and preemptions, and its helpers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ PREEMPTION_MODES = ("recompute", "swap")
 class Scheduling(Checked):
     """An order of sequences: the smallest rank is admitted first, the largest rank is preempted first.
 
-    A policy defines `rank`; the other methods are for policies with an order that depends on the service so
-    far. Such a policy keeps its state in fields with init=False, by request id or tenant, and deletes it in
+    A policy defines `rank`; the other methods are for policies whose order depends on the service so far.
+    Such a policy keeps its state in fields with init=False, by request id or tenant, and deletes it in
     `on_end`.
     """
 
     needs_predictor: ClassVar[bool] = False
     """Whether the policy reads `Sequence.num_predicted_tokens`."""
     preempts_newest: ClassVar[bool] = False
-    """Whether the sequence that was admitted last is preempted first, in place of the one of largest rank."""
+    """Whether the last admitted sequence is preempted first, instead of the one of largest rank."""
     has_classes: ClassVar[bool] = False
-    """Whether it orders by priority classes, as vLLM's `--scheduling-policy priority`."""
+    """Whether it orders by priority classes, like vLLM's `--scheduling-policy priority`."""
     looks_up: ClassVar[bool] = False
     """Whether the policy looks up the cached prefixes of waiting sequences, which marks them as used."""
     starvation_bound: ClassVar[int | None] = None
@@ -47,7 +47,8 @@ class Scheduling(Checked):
     def starvation_bound_s(self) -> float | None:
         """Time in seconds within which later requests may be admitted before a waiting one; None: no limit.
 
-        Like starvation_bound it applies to the first admission and to batching policies that keep the order.
+        Like starvation_bound, it applies to the first admission, and only with batching policies that keep
+        the order.
         """
         return None
 
@@ -60,7 +61,7 @@ class Scheduling(Checked):
         raise NotImplementedError
 
     def chunk_rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Returns the sort key of a sequence in `StepView.prefilling`; without this method: by admission.
+        """Returns the sort key of a sequence in `StepView.prefilling`; without it, by admission.
 
         The order must not change when each sequence gets its next chunk, or `before_step` must call hold(1).
         """
@@ -74,7 +75,7 @@ class Scheduling(Checked):
         """Acts before the batching policy: preempts, pauses, resumes, reranks, or limits the horizon."""
 
     def on_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
-        """Is called when a plan was run num_iterations times, before its sequences advance."""
+        """Is called after a plan has run num_iterations times, before its sequences advance."""
 
     def on_end(self, seq: SequenceView) -> None:
         """Is called when a sequence has ended or was aborted."""
@@ -82,7 +83,10 @@ class Scheduling(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StarvationTraits:
-    """Promises of a policy of any family on how many later requests go first; see `Scheduling`."""
+    """A policy's promises about how many later requests go first; see `Scheduling`.
+
+    Applies to any policy family.
+    """
 
     starvation_bound: int | None = None
     starvation_bound_s: float | None = None
@@ -102,16 +106,16 @@ def displaceable(seqs: Iterable[SequenceView]) -> list[SequenceView]:
 def displace(
     view: StepView, step: StepBuilder, head: SequenceView, victims: SequenceOf[SequenceView]
 ) -> None:
-    """Preempts victims in order until the waiting sequence `head` fits; none if it would not fit at all.
+    """Preempts victims in order until the waiting sequence `head` fits; none if it cannot fit.
 
-    head: must be one that may start (`StepView.may_start`): a preemption gives it no adapter.
+    head: must be able to start (`StepView.may_start`), because a preemption does not load its adapter.
 
     Preempts running sequences for a waiting one, for policies with preemptive order.
 
     A step that preempts admits no sequence: the waiting one is admitted in the next step.
-    Horizon: while a plan is repeated, the sum of free blocks and of the victims' blocks only decreases. So a
-    waiting sequence for which no room can be made remains without room, but free room may vanish: until the
-    first waiting sequence is admitted, every step is decided again.
+    Horizon: while a plan is repeated, the sum of free blocks and of the victims' blocks only decreases. A
+    waiting sequence that cannot get room by preemption therefore stays without room, but free room may
+    shrink: until the first waiting sequence is admitted, every step is decided again.
     """
     if not victims:
         return
@@ -127,15 +131,15 @@ def displace(
 
 
 class Overdue:
-    """Requests that were waiting max_wait_s after their arrival; a request stays overdue until it ends.
+    """Requests that still waited max_wait_s after their arrival; a request stays overdue until it ends.
 
-    A policy calls `rank` for its ranks, `bring_forward` in `before_step`, and `forget` in `on_end`.
-    A later request is not admitted before a waiting overdue one, so a request is overtaken only by requests
+    A policy calls `rank` in its own `rank`, `bring_forward` in `before_step`, and `forget` in `on_end`. A
+    later request is not admitted before a waiting overdue one, so a request is overtaken only by requests
     that arrive within max_wait_s after it.
 
-    Bounds the wait of requests: those that have waited max_wait_s are served before all others.
+    Bounds the waiting time: requests that have waited max_wait_s are served before all others.
 
-    A scheduling policy considers sequences again at the times of their timers (`Alarms`).
+    A scheduling policy reconsiders sequences when their timers are due (`Alarms`).
     """
 
     def __init__(self) -> None:
@@ -157,7 +161,7 @@ class Overdue:
         """Moves overdue requests to the front; the step holds until the next request could be overdue."""
         for seq in self._alarms.pop_due(now):
             self._watched.discard(seq.request_id)
-            if seq.state is SequenceState.waiting:  # else it is ranked when it waits again
+            if seq.state is SequenceState.waiting:  # otherwise it is ranked when it waits again
                 self._ids.add(seq.request_id)
                 step.rerank(seq)
         if view.num_waiting:

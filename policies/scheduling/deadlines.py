@@ -1,4 +1,4 @@
-"""Orders by deadline: of the first token, or the slack that is left."""
+"""Orders by the deadline of the first token, or by the remaining slack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TimesByPriority = Annotated[tuple[Annotated[float, Gt(0), Unit("s")], ...], MinL
 
 
 def by_priority(limits_s: tuple[float, ...], request: Request) -> float:
-    """Returns the time for a request's priority; priorities beyond the table have the nearest value."""
+    """Returns the time for a request's priority; priorities beyond the table use the nearest value."""
     return limits_s[min(max(request.priority, 0), len(limits_s) - 1)]
 
 
@@ -25,11 +25,11 @@ def by_priority(limits_s: tuple[float, ...], request: Request) -> float:
 class EarliestDeadlineFirst(Scheduling):
     """The earliest deadline is admitted first, the latest is preempted first.
 
-    The deadline is arrival plus ttft_s of the request's priority, or the request's own deadline_s if it has
-    one. The order is optimal on one machine if all deadlines can be met; under overload it serves requests
-    that are late before requests that could still be in time. A request is overtaken only by requests with an
-    earlier deadline. These arrive before its own deadline, which is at most max(ttft_s) after its arrival
-    unless it has a deadline_s; but their number is not limited.
+    The deadline is the arrival time plus ttft_s of the request's priority, or the request's deadline_s if it
+    has one. The order is optimal on one machine if all deadlines can be met; under overload it serves late
+    requests before requests that could still meet their deadlines. A request is overtaken only by requests
+    with an earlier deadline. These arrive before its own deadline, which is at most max(ttft_s) after its
+    arrival unless it has a deadline_s; but their number is not limited.
     Memory pressure: the latest deadline is preempted; a sequence keeps its rank after its first token.
     Horizon: deadlines are fixed, so the order never changes.
     """
@@ -52,20 +52,20 @@ class EarliestDeadlineFirst(Scheduling):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastSlack(Scheduling):
-    """The sequence of earliest latest start is admitted first, that of the latest is preempted first.
+    """Least slack first: the earliest latest start is admitted first, the latest is preempted first.
 
     The next token of a sequence is due at arrival + ttft_s + tpot_s x output tokens so far. Its slack is the
-    time until then minus the time to compute the uncomputed tokens at prefill_tokens_per_s, an estimate of
-    the user, because a policy knows no durations. `now` is the same for all sequences, so they are ordered by
-    their latest start, due time - computation time: it is fixed for a waiting sequence, stays the same while
-    its prompt is computed, and increases by tpot_s with every token after that. (If each chunk of a prompt
-    increased it, two prompts that do not fit together would preempt each other for ever.) When the slack of
-    the first waiting sequence is used up and there is no room for it, decoding sequences with a latest start
-    more than margin_s after its own are preempted for it, the largest slack first. Sequences in prefill are
-    not. No request starves: a waiting sequence keeps its latest start, and later arrivals have later ones,
-    within the range of ttft_s and of prompt lengths. Memory pressure: the sequence of largest slack is
-    preempted. Horizon: until the slack of the first waiting sequence is used up; from then on, until a
-    running one is margin_s ahead of it.
+    time until then minus the time to compute the uncomputed tokens at prefill_tokens_per_s, which the user
+    estimates, because policies do not know durations. `now` is the same for all sequences, so they are
+    ordered by their latest start, due time - computation time: it is fixed for a waiting sequence, stays the
+    same while its prompt is computed, and increases by tpot_s with every token after that. (If each chunk of
+    a prompt increased it, two prompts that do not fit together would preempt each other forever.) When the
+    slack of the first waiting sequence is used up and there is no room for it, decoding sequences are
+    preempted for it if their latest start is more than margin_s after its own, the largest slack first.
+    Sequences in prefill are not preempted. No request starves: a waiting sequence keeps its latest start, and
+    later arrivals have later ones, within the range of ttft_s and of prompt lengths. Memory pressure: the
+    sequence of largest slack is preempted. Horizon: until the slack of the first waiting sequence is used up;
+    from then on, until a running one is margin_s ahead of it.
     """
 
     ttft_s: TimesByPriority = (1.0,)
@@ -75,12 +75,12 @@ class LeastSlack(Scheduling):
     prefill_tokens_per_s: Annotated[float, Gt(0)] = 10_000.0
     """Estimated prefill rate of the engine in tokens per second."""
     margin_s: Annotated[float, Ge(0), Unit("s")] = 1.0
-    """Minimum slack, in seconds more than the waiting sequence's, at which a decode is preempted."""
+    """Minimum difference in slack to the waiting sequence, in seconds, at which a decode is preempted."""
 
     _targets: dict[int, tuple[float, float, float]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    """By request id: the time at which its first token is due, its TPOT target, and its arrival, in s."""
+    """Due time of the first token, TPOT target and arrival time, in s, by request id."""
 
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
@@ -100,7 +100,7 @@ class LeastSlack(Scheduling):
         return (due_s + seq.num_output_tokens * tpot_s - num_tokens / self.prefill_tokens_per_s, arrival_s)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Updates the slack of decoding sequences and preempts for a waiting one with no slack left."""
+        """Updates the slack of decoding sequences, and preempts some for a waiting one without slack."""
         for seq in view.decoding:
             step.rerank(seq)
         head = next(iter(view.waiting), None)
@@ -111,7 +111,7 @@ class LeastSlack(Scheduling):
             step.hold(until_s=latest_s)
             return
         limit_s = latest_s + self.margin_s
-        ahead, num_tokens = [], float(2**31)  # tokens until the next one is ahead
+        ahead, num_tokens = [], float(2**31)  # tokens until the next one is margin_s ahead
         for seq in view.decoding:
             own_latest_s = seq.rank[0]
             if own_latest_s > limit_s:

@@ -1,4 +1,4 @@
-"""First come, first served, and the numbers of the entries into a queue."""
+"""First come, first served, and the numbering of entries into a queue."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from policies.scheduling import Scheduling
 class Fcfs(Scheduling):
     """Order of arrival. A preempted request keeps its position before all later arrivals.
 
-    Memory pressure: the sequence that was admitted last is preempted. It is the last arrival, but where a
-    request was skipped that waited for its adapter or for a larger budget. Horizon: the order never changes
+    Memory pressure: the sequence that was admitted last is preempted. It is also the last arrival, unless a
+    request was skipped while it waited for its adapter or a larger budget. Horizon: the order never changes
     by itself.
     """
 
@@ -28,14 +28,14 @@ class Fcfs(Scheduling):
 
 
 class Entries:
-    """A number per sequence: its place in the order of entry, unless `sort` gives it another one."""
+    """A number per sequence: its place in the order of entry, unless `sort` changes it."""
 
     def __init__(self) -> None:
         self._num_entries = 0
-        self._entries: dict[int, tuple[int, int]] = {}  # by request id: preemptions before it, its number
+        self._entries: dict[int, tuple[int, int]] = {}  # by request id: earlier preemptions, number
 
     def of(self, seq: SequenceView) -> int:
-        """Returns the number of a sequence; one that has entered since the last call gets the next one."""
+        """Returns the number of a sequence; one that entered since the last call gets the next number."""
         entry = self._entries.get(seq.request_id)
         if entry is None or entry[0] != seq.num_preemptions:
             entry = self._entries[seq.request_id] = seq.num_preemptions, self._num_entries
@@ -43,7 +43,7 @@ class Entries:
         return entry[1]
 
     def sort(self, queue: SequenceOf[SequenceView]) -> set[int]:
-        """Exchanges the numbers of sequences so that they rise in this order; returns the ids that moved."""
+        """Permutes the numbers of sequences so that they increase in this order; returns the moved ids."""
         moved = set()
         for seq, number in zip(queue, sorted(map(self.of, queue)), strict=True):
             if self._entries[seq.request_id][1] != number:
@@ -58,7 +58,7 @@ class Entries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueOrder(Scheduling):
-    """First come, first served, where a preempted request comes again.
+    """First come, first served, where a preempted request rejoins at the end.
 
     Order of entry into the queue: a preempted request waits behind all others (SGLang's `fcfs`).
 

@@ -1,18 +1,18 @@
-"""Longest prefix first: the request with the longest prefix cache hit is first (SGLang's `lpm`).
+"""Longest prefix first: the request with the longest prefix cache hit goes first (SGLang's `lpm`).
 
 Assumes a prefix cache. Requests that share a prefix run one after the other while it is cached, which
-approximates a depth-first traversal of the radix tree. A hit counts the pages that are cached whole, but not
-the last token (`match_kv_cache` in SGLang 0.5.23), although a page with it is computed again. A request
-without a hit that shares its prefix with a waiting request before it goes behind all others, because it will
-have a hit later (`SharedPrefixes`). Equals keep the order that they had; requests enter at the end,
-preempted ones again. A request without a shared prefix may starve, unless max_wait_s limits that, as in
-shortest_job_first (not in SGLang). With more than max_sorted waiting requests the order stays as it is, as in
-SGLang, because looking up all of them takes too long.
+approximates a depth-first traversal of the radix tree. A hit counts fully cached pages, excluding the last
+token (`match_kv_cache` in SGLang 0.5.23), although the page with that token is computed again. A request
+without a hit goes behind all others if it shares its prefix with an earlier waiting request, because it will
+have a hit later (`SharedPrefixes`). Ties keep their order; new and preempted requests enter at the end. A
+request without a shared prefix may starve, unless max_wait_s limits that, as in shortest_job_first (not in
+SGLang). With more than max_sorted waiting requests the order is left unchanged, as in SGLang, because looking
+up all of them takes too long.
 Memory pressure: the sequence with the shortest hit at its admission is preempted. Horizon: one iteration
 while a request waits, because evictions change the hits.
 
-In-batch caching (SGLang): of waiting requests that share a prefix which is not cached, one is served first,
-and the others then find its KV.
+In-batch caching (SGLang): of waiting requests that share an uncached prefix, one is served first, and the
+others then find its KV.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from policies.scheduling import Overdue, Scheduling
 from policies.scheduling.fcfs import Entries
 
 NUM_TOKENS = 32
-"""A hit of at most so many tokens counts as none, and a shared prefix counts from so many tokens on."""
+"""Hits up to this number of tokens count as none; shared prefixes count from this number of tokens on."""
 
 Prefix = tuple[Segment, ...]
 
 
 class SharedPrefixes:
-    """The first tokens of waiting requests, by request id."""
+    """The leading tokens of waiting requests, by request id."""
 
     def __init__(self) -> None:
         self._prefixes: dict[int, Prefix] = {}
@@ -47,7 +47,7 @@ class SharedPrefixes:
     def behind(self, queue: Sequence[SequenceView], hits: Mapping[int, int]) -> set[int]:
         """Returns the ids of the requests that share a prefix with one before them in the queue.
 
-        hits: cached tokens by request id. A request with a hit neither waits nor lets others wait.
+        hits: cached tokens by request id. A request with a hit is never delayed and delays no others.
         """
         behind, found = set[int](), set[Prefix]()
         for seq in queue:
@@ -79,12 +79,12 @@ def _prefix(seq: SequenceView) -> Prefix:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongestPrefix(Scheduling):
-    """The longest prefix hit is first; ties keep their order."""
+    """The longest prefix hit goes first; ties keep their order."""
 
     looks_up: ClassVar[bool] = True
 
     max_sorted: Annotated[PositiveInt, Unit("request")] = 128
-    """Number of waiting requests above which the order stays as it is."""
+    """Number of waiting requests above which the order is left unchanged."""
     max_wait_s: Annotated[float | None, Ge(0), Unit("s"), "null for no limit"] = None
     """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
@@ -143,7 +143,7 @@ class LongestPrefix(Scheduling):
         self._overdue.forget(seq)
 
     def _order_by_entry(self, step: StepBuilder) -> None:
-        """Forgets the hits of waiting sequences; the others have none, so they need not be visited."""
+        """Clears the hits of waiting sequences; others have no hits, so they are not visited."""
         behind = set(self._behind)
         self._behind.clear()
         for seq in list(self._moved.values()):
@@ -152,7 +152,7 @@ class LongestPrefix(Scheduling):
         self._moved.clear()
 
     def _note_hit(self, seq: SequenceView, num_found: int, step: StepBuilder, has_moved: bool) -> None:
-        """Ranks a waiting sequence again if its hit has changed, or whether it waits for another one."""
+        """Reranks a waiting sequence if its hit, or its waiting for another sequence, has changed."""
         if has_moved or num_found != self._num_found.get(seq.request_id, 0):
             self._num_found[seq.request_id] = num_found
             step.rerank(seq)

@@ -1,16 +1,16 @@
 """FastServe: skip-join multi-level feedback queue (Wu et al., "Fast Distributed Inference Serving", 2023).
 
 A sequence may use quantum_tokens x 2^i tokens of service in level i (0 is the first), then it moves one level
-down. A new request skips the levels with a quantum that its prefill alone would use up. The paper measures
-service in time; a policy knows no durations, so here an output token is one token of service, and a prompt
-token is prompt_token_service, which is 0.01 or less in time; tokens recomputed after a preemption are none.
-Within a level the order is that of arrival. Of the running and waiting sequences, the first max_active run;
-other decodes are paused and keep their KV. A waiting sequence of a better level without a slot or memory
-preempts those of worse levels, the worst first. It preempts no sequence in prefill, and none that has got no
-token since its KV was loaded, because otherwise sequences could preempt each other without progress. One that
-waits for its adapter preempts none. With preemption_mode=swap, the KV of paused sequences is moved to host
-memory, worst first, when free blocks fall below min_free_share (the paper's proactive swapping; proactive
-loading is not modelled).
+down. A new request skips the levels whose quantum its prefill alone would use up. The paper measures service
+in time. A policy knows no durations, so here an output token is one token of service, and a prompt token
+counts prompt_token_service (0.01 or less, judged by time); tokens recomputed after a preemption count
+nothing. Within a level the order is that of arrival. Of the running and waiting sequences, the first
+max_active run; other decodes are paused and keep their KV. A waiting sequence of a better level without a
+slot or memory preempts sequences of worse levels, the worst first. It never preempts a sequence in prefill,
+or one without a token since its KV was loaded, because then sequences could preempt each other without
+progress. A sequence that waits for its adapter preempts none. With preemption_mode=swap, the KV of paused
+sequences is moved to host memory, worst first, when free blocks fall below min_free_share (the paper's
+proactive swapping; proactive loading is not modelled).
 A sequence without service for starvation_s is moved to the first level.
 Assumes nothing about lengths; sequences with long outputs soon move below those with short ones. An admitted
 sequence shares its first iteration with the decode that it displaces, beyond max_active. Memory pressure: the
@@ -58,7 +58,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Memory:
-    """The state of the policy. The time of a step grows with the changes, not with the running sequences."""
+    """The state of the policy. A step's time grows with the number of changes, not of running sequences."""
 
     entries: dict[int, _Entry] = field(default_factory=dict)  # by request id
     movable: list[tuple[tuple[float, ...], int, _Entry]] = field(default_factory=list)  # decoding and paused
@@ -75,12 +75,12 @@ class _Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mlfq(Scheduling):
-    """The best level is first; a sequence that has used up its quantum moves down one level."""
+    """The best level goes first; a sequence that has used up its quantum moves down one level."""
 
     quantum_tokens: PositiveInt = 64
     """Quantum of the first level in tokens of service; each further level has twice as many."""
     prompt_token_service: NonNegative = 1.0
-    """Service of a prompt token, in output tokens."""
+    """Service counted per prompt token, in output tokens."""
     num_levels: PositiveInt = 8
     """Number of levels; the last has no limit."""
     starvation_s: Annotated[float, Gt(0), Unit("s")] = 30.0
@@ -124,7 +124,7 @@ class Mlfq(Scheduling):
         return self._memory.queue
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Updates levels; decides which sequences may be admitted, run, or are swapped out."""
+        """Updates levels; decides which sequences may be admitted, may run, or are swapped out."""
         memory = self._memory
         memory.step, memory.now = step, now
         for seq in memory.alarms.pop_due(now):
@@ -277,7 +277,7 @@ class Mlfq(Scheduling):
         displace(view, step, head, served)
 
     def _first_above(self, view: StepView) -> SequenceView | None:
-        """Returns the first waiting sequence that may start, if its level is better than a running one's."""
+        """Returns the first waiting sequence that may start, if its level beats that of a running one."""
         memory = self._memory
         assert memory.queue is not None
         if not memory.movable:
@@ -287,7 +287,7 @@ class Mlfq(Scheduling):
         return next(filter(view.may_start, better), None)
 
     def _pause_others(self, view: StepView, step: StepBuilder, limit: int) -> None:
-        """Lets the first decodes run and pauses the others; sequences in prefill continue."""
+        """Runs the first decodes and pauses the others; sequences in prefill continue."""
         memory, movable = self._memory, self._memory.movable
         memory.num_runnable = num_runnable = max(0, limit - len(view.prefilling))
         for _, _, entry in movable[:num_runnable]:
@@ -331,7 +331,7 @@ class Mlfq(Scheduling):
             num_iterations = checks[0][0] - view.num_iterations
         for seq in view.prefilling:
             if not seq.num_output_tokens and memory.entries[seq.request_id].ends_at <= seq.num_prompt_tokens:
-                num_iterations = 1  # it was promoted: its quantum ends within the prompt
+                num_iterations = 1  # after a promotion its quantum ends within the prompt
         step.hold(num_iterations, memory.alarms.next_s)
 
     @staticmethod
@@ -352,7 +352,7 @@ class LevelQueue(WaitingQueue):
         self._policy.note_admission()
 
     def by_rank(self) -> Iterator[SequenceView]:
-        """Yields all sequences, also those that may not run yet."""
+        """Yields all sequences, including those that may not run yet."""
         return super().__iter__()
 
     def __iter__(self) -> Iterator[SequenceView]:

@@ -1,4 +1,4 @@
-"""Classes of requests: by priority, or online requests before those of a batch."""
+"""Classes of requests: by priority, or online requests before batch requests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from policies.scheduling import Alarms, Scheduling, displace, displaceable
 class Priority(Scheduling):
     """The smallest `Request.priority` is admitted first, the largest is preempted first.
 
-    Strict: first come, first served within a class; requests may starve if classes before theirs keep the
-    engine busy. With aging a request moves up one class for every aging_s seconds that it waits, as in
-    schedulers of operating systems. All move up at the same rate, so the order of two requests never changes
-    and is that of priority x aging_s + arrival: no request waits for requests that arrive more than aging_s
-    per class after it.
+    Strict: first come, first served within a class; requests may starve if higher classes keep the engine
+    busy. With aging a request moves up one class per aging_s seconds of waiting, as in operating systems. All
+    requests move up at the same rate, so their order never changes and follows priority x aging_s + arrival:
+    no request waits for requests that arrive more than aging_s per class after it.
     Memory pressure: the running sequence of largest rank is preempted. Horizon: the order never changes.
     """
 
     has_classes: ClassVar[bool] = True
 
     aging_s: Annotated[float | None, Gt(0), Unit("s"), "null for strict classes"] = None
-    """Waiting time in seconds that is worth one class; null: no aging."""
+    """Waiting time in seconds equivalent to one class; null: no aging."""
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key: (priority, arrival), or with aging their weighted sum."""
@@ -52,18 +51,18 @@ class OnlineBatch(Scheduling):
     Online requests are served before batch requests, in order of arrival; batch requests by deadline and
     arrival. An online request without a slot or memory preempts batch sequences, the latest deadline first,
     as ConServe (Qiao et al., 2024) and HyGen (Sun et al., 2025) do; their latency models are not part of this
-    policy. A batch request that is waiting promote_before_s before its deadline counts as online from then
+    policy. A batch request that still waits promote_before_s before its deadline counts as online from then
     on. Batch requests without a deadline may starve behind online requests. Memory pressure: batch sequences
     are preempted first, the latest deadline first, then the last arrivals. Horizon: while a request waits,
     until the next promotion; one iteration while an online request has room but no budget.
     """
 
     batch_priority: int = 1
-    """Smallest priority of batch requests; requests with a deadline are batch requests, too."""
+    """Smallest priority of batch requests; requests with a deadline are also batch requests."""
     promote_before_s: Annotated[float, Ge(0), Unit("s")] = 600.0
     """Seconds before its deadline at which a waiting batch request becomes an online one."""
     preempts: bool = True
-    """Whether a waiting online request preempts batch sequences; else it waits until one ends."""
+    """Whether a waiting online request preempts batch sequences; if not, it waits until one ends."""
 
     _promoted: set[int] = field(init=False, default_factory=set, repr=False, compare=False)
     _noted: set[int] = field(init=False, default_factory=set, repr=False, compare=False)

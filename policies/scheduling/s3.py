@@ -1,15 +1,15 @@
 """S3: packs the batch by predicted lengths (Jin et al., NeurIPS 2023).
 
 A classifier puts each request into a bucket of output lengths (`prediction=buckets`). Every request is
-allotted memory for its prompt and the upper bound of its bucket, and the batch is filled like a bin: of the
-waiting sequences, the largest one that fits into the unallotted memory is admitted first, then the next
-(decreasing first fit). The expected length of an output that exceeds it is doubled. The cache decides what
-happens then. A cache that reserves memory (caching=contiguous) preempts the sequence if its region cannot
+allotted memory for its prompt and the upper bound of its bucket, and the batch is packed like a bin: the
+largest waiting sequence that fits into the unallotted memory is admitted first, then the next (decreasing
+first fit). If an output exceeds its expected length, the length is doubled. The cache decides the
+consequence. A cache that reserves memory (caching=contiguous) preempts the sequence if its region cannot
 grow, as in the paper; a paged cache continues, and the larger allotment counts when the next sequences are
-packed. Assumes predictions that are mostly right: then no sequence is preempted although memory is full.
-Small requests may starve while large ones keep arriving: only the `window` oldest are packed, which limits
-the work, not the wait. Memory pressure: the last arrival is preempted. Horizon: while a request waits, until
-an output exceeds its expected length; one iteration after an admission.
+packed. Assumes mostly correct predictions: then no sequence is preempted although memory is full. Small
+requests may starve while large ones keep arriving: only the `window` oldest are packed, which limits the work
+but not the waiting time. Memory pressure: the last arrival is preempted. Horizon: while a request waits,
+until an output exceeds its expected length; one iteration after an admission.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Memory:
         return min(-(-num_tokens // self.block_size), self.num_blocks)
 
     def tokens_in(self, num_blocks: int) -> float:
-        """Computes the most tokens that fit into num_blocks blocks; infinite if these are all blocks."""
+        """Computes the maximum number of tokens in num_blocks blocks; infinite if these are all blocks."""
         return inf if num_blocks >= self.num_blocks else num_blocks * self.block_size
 
 
@@ -53,12 +53,12 @@ def _allotted(seq: SequenceView, num_expected: int) -> int:
     return min(seq.num_prompt_tokens + num_expected, seq.max_num_tokens)
 
 
-_Need = tuple[int, tuple[float, ...], int, SequenceView]  # minus allotted tokens: the largest first; rank, id
+_Need = tuple[int, tuple[float, ...], int, SequenceView]  # minus the allotted tokens, rank, id
 _Entry = tuple[tuple[float, ...], int, _Need]  # rank, id: the oldest first
 
 
 class PackingQueue(WaitingQueue):
-    """A queue that yields those of the oldest `window` sequences that fit together, the largest first.
+    """A queue that yields the sequences that fit together, of the oldest `window`, largest first.
 
     The allotment of a sequence does not change while it waits.
     """
@@ -68,7 +68,7 @@ class PackingQueue(WaitingQueue):
         self._memory = memory
         self._window = window
         self._oldest: list[_Entry] = []
-        self._largest: list[_Need] = []  # window by size; replaced, not changed, as an iterator may use it
+        self._largest: list[_Need] = []  # window by size; replaced, not changed: an iterator may use it
 
     def __len__(self) -> int:
         return len(self._oldest)
@@ -138,7 +138,7 @@ class S3(Scheduling):
     _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Returns the sort key: (arrival,), for the window and for preemptions; the queue packs."""
+        """Returns the sort key for the window and for preemptions: (arrival,). The queue does the packing."""
         return (seq.request.arrival_s,)
 
     def queue(self) -> WaitingQueue:
@@ -146,7 +146,7 @@ class S3(Scheduling):
         return PackingQueue(self._memory, self.window)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Computes the memory that is not allotted to running sequences."""
+        """Computes the memory not allotted to running sequences."""
         memory, running = self._memory, view.running
         memory.step = step
         if not view.num_waiting:

@@ -1,4 +1,4 @@
-"""Short jobs first: by predicted output, without and with preemption, or by the prompt that remains."""
+"""Short jobs first: by predicted output, without or with preemption, or by the remaining prompt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def expected_output_tokens(seq: SequenceView) -> int:
 
 
 def remaining_output_tokens(seq: SequenceView) -> int:
-    """Computes the expected remaining output tokens, >= 1; the expectation holds for that many iterations."""
+    """Computes the expected remaining output tokens, >= 1; they stay valid for that many iterations."""
     return expected_output_tokens(seq) - seq.num_output_tokens
 
 
@@ -39,10 +39,10 @@ class ShortestJobFirst(Scheduling):
 
     This order minimises the mean waiting time if predictions are right (Smith, 1956); SSJF (Qiu et al.,
     2024), for example, applies it to LLMs. Requests with long outputs starve while shorter ones keep
-    arriving; max_wait_s limits that: a request that has waited that long is served before all that have not,
-    in order of arrival. Assumes that the service time depends on the output length: prompts are not
-    considered. Memory pressure: the longest predicted output is preempted. Horizon: until the first waiting
-    request is overdue; the order of other requests never changes.
+    arriving; max_wait_s limits that: requests that have waited that long are served before all others, in
+    order of arrival. Assumes that the service time depends on the output length: prompts are not considered.
+    Memory pressure: the longest predicted output is preempted. Horizon: until the first waiting request is
+    overdue; the order of other requests never changes.
     """
 
     needs_predictor: ClassVar[bool] = True
@@ -72,21 +72,21 @@ class ShortestJobFirst(Scheduling):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortestRemaining(Scheduling):
-    """Admits the fewest remaining tokens first and preempts the most, also for a waiting sequence.
+    """Admits the fewest remaining tokens first; preempts the most, even for a waiting sequence.
 
     Shortest remaining processing time first (SRPT; Schrage, 1968) by predicted output tokens, preemptive.
 
-    Remaining tokens are the predicted output tokens minus those so far. A prediction that is exceeded is
-    doubled: an output predicted at 10 tokens counts as one of 20 from its 10th token on and may then be
-    preempted (S3's correction). The estimate thus never reaches zero, which would make a long output
-    unpreemptable, a known weakness of SRPT with wrong sizes. A waiting sequence without a slot or memory
-    preempts running ones that have more than min_gain_tokens more remaining tokens, the longest first, if
-    that makes enough room. The cost of resuming the preempted sequences is not computed; min_gain_tokens
-    represents it. Requests with long outputs starve while shorter ones keep arriving; max_wait_s limits that:
-    a request that waits that long after its arrival is served before all others, preempts none, and is not
-    preempted; nor is a running sequence of that age. Memory pressure: the longest remaining output is
-    preempted. Horizon: while a request waits, until the first running output exceeds its prediction; one
-    iteration while a sequence that may preempt others has room but no budget.
+    Remaining tokens are the predicted output tokens minus the output so far. An exceeded prediction is
+    doubled: a predicted output of 10 tokens counts as 20 from its 10th token on and may then be preempted
+    (S3's correction). The estimate thus never reaches zero, which would make a long output unpreemptable, a
+    known weakness of SRPT with wrong sizes. A waiting sequence without a slot or memory preempts running ones
+    that have more than min_gain_tokens more remaining tokens, the longest first, if that frees enough memory.
+    The cost of resuming the preempted sequences is not computed; min_gain_tokens stands for it. Requests with
+    long outputs starve while shorter ones keep arriving; max_wait_s limits that: a request that still waits
+    that long after its arrival is served before all others, preempts none, and is not preempted. A running
+    sequence of that age is not preempted either. Memory pressure: the longest remaining output is preempted.
+    Horizon: while a request waits, until the first running output exceeds its prediction; one iteration while
+    a sequence that may preempt others has room but no budget.
     """
 
     needs_predictor: ClassVar[bool] = True
@@ -128,7 +128,7 @@ class ShortestRemaining(Scheduling):
         self._overdue.forget(seq)
 
     def _is_kept(self, seq: SequenceView, now: float) -> bool:
-        """Returns whether a running sequence would be overdue if it waited; then it is not preempted."""
+        """Returns whether a running sequence would be overdue if it waited; if so, it is not preempted."""
         return self.max_wait_s is not None and seq.request.arrival_s + self.max_wait_s <= now
 
 
@@ -136,21 +136,21 @@ class ShortestRemaining(Scheduling):
 class LengthAware(Scheduling):
     """Orders prompts by their uncomputed tokens.
 
-    Length-aware order of prefills: by the tokens that remain to compute, short first or long first.
+    Length-aware order of prefills: by the remaining prompt tokens, short first or long first.
 
-    Prompt lengths are known, so no predictor is needed. Short first: the fewest uncomputed tokens are first,
-    both among waiting sequences and among those in prefill, which a chunked batching policy serves in this
+    Prompt lengths are known, so no predictor is needed. Short first: the fewest uncomputed tokens go first,
+    among waiting sequences and among sequences in prefill, which a chunked batching policy serves in this
     order (`StepView.prefilling`). A short prompt that arrives during the prefill of a long one need not wait
-    for its chunks if the batching policy starts several prompts. Long first: the reverse, so that long
-    prompts start early and short ones fill the rest of the budget. Assumes that prefill time grows with
-    tokens. Prompts of the other kind starve while preferred ones keep arriving; max_wait_s limits that for
-    waiting requests, as in shortest_job_first. Memory pressure: the last in this order by prompt length is
-    preempted. Horizon: with several sequences in prefill the order of short first does not change, as the
-    first only gets shorter; long first decides every iteration.
+    for it if the batching policy runs several prefills at once. Long first: the reverse, so that long prompts
+    start early and short ones fill the rest of the budget. Assumes that prefill time grows with tokens.
+    Prompts of the other kind starve while preferred ones keep arriving; max_wait_s limits that for waiting
+    requests, as in shortest_job_first. Memory pressure: the last sequence in this order, by prompt length, is
+    preempted. Horizon: with several sequences in prefill, short first keeps its order because the first only
+    gets shorter; long first decides every iteration.
     """
 
     long_first: bool = False
-    """Whether the most uncomputed tokens are first; else the fewest."""
+    """Whether the most uncomputed tokens go first; if not, the fewest."""
     max_wait_s: Annotated[float | None, Ge(0), Unit("s"), "null for no limit"] = None
     """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 

@@ -1,16 +1,17 @@
 """Fair shares per tenant by virtual token counters (VTC; Sheng et al., OSDI 2024).
 
-Every tenant has a counter of its service: input_weight per prompt token, counted at admission, plus
-output_weight per output token, counted when it is produced; divided by the tenant's weight. Of the tenants
-with waiting requests, the one with the smallest counter is next (its requests in order of arrival). When a
-tenant without waiting requests gets one, its counter is lifted to the smallest one of the waiting tenants or,
-if there are none, to that of the tenant of the last admitted request: time without requests earns no credit.
-Two tenants that always have waiting requests differ in service by at most 2 max(input_weight L, output_weight
-M): L tokens in the longest prompt, M tokens in the largest running batch (the paper's bound, for equal
-weights and without preemptions). No tenant of a fixed set starves; with ever new tenants one may, because
-each new one is lifted to the smallest counter and may be served before it. Tokens that are recomputed after a
-preemption are not counted again. Memory pressure: the last arrival is preempted, whatever its tenant.
-Horizon: while several tenants wait, until output tokens change their order; one iteration after an admission.
+Every tenant has a counter of its service: input_weight per prompt token (counted at admission) plus
+output_weight per output token (counted when produced), divided by the tenant's weight. The tenant with the
+smallest counter among those with waiting requests is next (its requests in order of arrival). When a tenant
+without waiting requests gets one, its counter is lifted to the smallest counter of the waiting tenants or, if
+there are none, to the counter of the tenant of the last admitted request: idle time earns no credit. Two
+tenants that always have waiting requests differ in service by at most 2 max(input_weight L, output_weight M):
+L tokens in the longest prompt, M tokens in the largest running batch (the paper's bound, for equal weights
+and without preemptions). No tenant of a fixed set starves. With a continuous supply of new tenants one may,
+because each new tenant is lifted to the smallest counter and may be served before it. Tokens that are
+recomputed after a preemption are not counted again. Memory pressure: the last arrival of any tenant is
+preempted. Horizon: while several tenants wait, until output tokens change their order; one iteration after an
+admission.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class VirtualTokenCounter(Scheduling):
     output_weight: Annotated[float, Ge(0)] = 2.0
     """Weight of an output token."""
     tenant_weights: dict[str, Annotated[float, Gt(0)]] = field(default_factory=dict)
-    """Relative shares of the tenants; tenants that are not named have 1."""
+    """Relative shares of the tenants; tenants that are not listed have 1."""
 
     _ledger: _Ledger = field(init=False, default_factory=_Ledger, repr=False, compare=False)
 
@@ -75,7 +76,7 @@ class VirtualTokenCounter(Scheduling):
         return account.lifted_to + served / self.tenant_weights.get(tenant, 1.0)
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Returns the sort key: (arrival,), for the order of a tenant's requests and of preemptions."""
+        """Returns the sort key for the order of a tenant's requests and of preemptions: (arrival,)."""
         return (seq.request.arrival_s,)
 
     def queue(self) -> WaitingQueue:
@@ -124,7 +125,7 @@ class VirtualTokenCounter(Scheduling):
             ledger.account(seq.request.tenant).num_input += seq.num_prompt_tokens
 
     def lift(self, tenant: str, value: float) -> None:
-        """Raises a tenant's counter to a value, if it is below."""
+        """Raises a tenant's counter to a value, if the counter is below it."""
         if self.counter(tenant) < value:
             self._ledger.accounts[tenant] = _Account(value)
 
@@ -136,7 +137,7 @@ class VirtualTokenCounter(Scheduling):
 class FairQueue(WaitingQueue):
     """The waiting sequences by tenant.
 
-    A pushed sequence is considered from the next step on, because counters may be out of date before.
+    A pushed sequence is considered from the next step on, because counters may be outdated until then.
     """
 
     def __init__(self, policy: VirtualTokenCounter) -> None:
@@ -164,10 +165,7 @@ class FairQueue(WaitingQueue):
         self._new.append(seq)
 
     def remove(self, seq: SequenceView) -> None:
-        """Removes a sequence: admitted if a step is being built, else aborted.
-
-        Raises KeyError if not here.
-        """
+        """Removes a sequence: admitted if a step is being built, else aborted. Raises KeyError if absent."""
         tenant, ledger = seq.request.tenant, self._ledger
         if seq in self._new:
             self._new.remove(seq)
@@ -206,7 +204,7 @@ class FairQueue(WaitingQueue):
             first = queues[tenant].first
             assert first is not None
             yield first
-            if tenant in queues and queues[tenant].first is first:  # the caller continues without removing it
+            if tenant in queues and queues[tenant].first is first:  # the caller may leave it in the queue
                 for _, other in self.tenants_in_order():
                     yield from (seq for seq in queues.get(other, ()) if seq is not first)
                 return

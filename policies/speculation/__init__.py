@@ -69,7 +69,7 @@ class TokenTree:
         return sum(each <= depth for each in self.depths)
 
     def children(self, node: int) -> list[int]:
-        """Returns the nodes that continue a node, by rank; -1: those that continue the newest token."""
+        """Returns the nodes that continue a node, by rank; -1: the nodes that continue the newest token."""
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     @classmethod
@@ -111,11 +111,11 @@ class TokenTree:
     ) -> TokenTree:
         """Returns the tree of EAGLE-2 (Li et al., EMNLP 2024) and SGLang, for a draft of mean confidence.
 
-        The draft proposes `width` children of the newest token, then at each of the further levels `width`
-        children of the `width` most likely nodes of the level before. The num_nodes most likely ones of all
-        are verified. The likelihood of a node is the product of the rates of its path: `rate` for a first
-        child and, where those before it have missed, rank_decay times as much for every further one. The real
-        draft chooses by its confidence, so its tree is another one in every pass.
+        The draft proposes `width` children of the newest token, then at each further level `width` children
+        of the `width` most likely nodes of the previous level. The num_nodes most likely nodes are verified.
+        The likelihood of a node is the product of the rates of its path: `rate` for a first child, multiplied
+        by rank_decay for every further child after the previous ones were rejected. A real draft model
+        chooses by its confidence, so its tree differs in every pass.
         """
         for name, value in (("width", width), ("depth", depth), ("num_nodes", num_nodes)):
             if value < 1:
@@ -147,29 +147,29 @@ class TokenTree:
 
 
 def _likeliest(nodes: list[tuple[float, list[int]]], num: int) -> list[tuple[float, list[int]]]:
-    """Returns the num most likely nodes; of equally likely ones the first of a shorter path first."""
+    """Returns the num most likely nodes; ties go to shorter paths, then to the first node."""
     return sorted(nodes, key=lambda node: (-node[0], len(node[1]), node[1]))[:num]
 
 
 Ints = NDArray[np.int64]
-"""One whole number for each sequence."""
+"""One integer per sequence."""
 
 PassSeconds = Callable[[int, int, int], float]
-"""Estimates the seconds of a pass of (sequences, KV tokens of all of them, draft tokens of each)."""
+"""Estimates the seconds of a pass from (sequences, their KV tokens in total, draft tokens of each)."""
 
 
 @dataclass(slots=True)
 class AcceptanceCounts:
     """Draft tokens so far by place in their pass (index 0: the first draft token of a pass).
 
-    Only passes of which the tokens have been read count: with asynchronous scheduling, those of the last step
-    do not.
+    Only passes with read tokens count: with asynchronous scheduling, passes of the last step do not.
     """
 
     drafted: NDArray[np.int64]
-    """Passes that verified a draft token at a place; with a tree, passes with nodes at a depth."""
+    """Number of passes that verified a draft token at each place; with a tree, passes with nodes at a depth.
+    """
     accepted: NDArray[np.int64]
-    """Passes that accepted a draft token at a place; then all places before it were accepted, too."""
+    """Number of passes that accepted a draft token at each place, and therefore at all earlier places."""
     num_passes: int = 0
     """Number of passes with at least one draft token."""
 
@@ -179,7 +179,7 @@ class AcceptanceCounts:
         return cls(np.zeros(max_draft_tokens, np.int64), np.zeros(max_draft_tokens, np.int64))
 
     def reached(self) -> NDArray[np.float64]:
-        """Estimates in how many passes all places before a place were accepted and a token was drafted there.
+        """Estimates the number of passes that accepted all earlier places and drafted a token at each place.
 
         It is exact if all passes drafted the same number of tokens, and unbiased if the number does not
         depend on the sequence.
@@ -188,17 +188,16 @@ class AcceptanceCounts:
         return np.concatenate((self.drafted[:1], self.accepted[:-1] * drafted_too))
 
     def rates(self, prior: float, weight: float = 1.0) -> NDArray[np.float64]:
-        """Computes the probability by place that a draft token is accepted if those before it are.
+        """Computes the probability per place that a draft token is accepted if all earlier ones are.
 
-        prior, weight: a rate that is assumed before the first draft, and the number of drafts that it counts
-        as.
+        prior, weight: a rate assumed before the first draft, and the number of drafts that it counts as.
         """
         return np.minimum((self.accepted + prior * weight) / (self.reached() + weight), 1.0)
 
 
 @dataclass(slots=True)
 class DraftView:
-    """Shows a policy the engine when it decides on the next pass of the sequences of this step."""
+    """A policy's view of the engine when it decides on the next pass of this step's sequences."""
 
     max_draft_tokens: int
     """Maximum number of draft tokens of a sequence; the depth of the tree, if the proposer has one."""
@@ -207,7 +206,7 @@ class DraftView:
     num_blocks: int
     """Total number of KV blocks."""
     estimate: PassSeconds | None = None
-    """The estimate of `pass_seconds`; None: there is none."""
+    """The estimate of `pass_seconds`; None: no estimate."""
     tpot_s: float | None = None
     """Time per output token that the SLO allows, s; None: no SLO."""
     now: float = 0.0
@@ -215,7 +214,7 @@ class DraftView:
     num_iterations: int = 0
     """Iterations that the engine has computed."""
     num_requests: int = 0
-    """Sequences with tokens in this step, prompt chunks included."""
+    """Number of sequences with tokens in this step, including prompt chunks."""
     num_waiting: int = 0
     """Sequences in the waiting queue."""
     num_free_blocks: int = 0
@@ -233,16 +232,17 @@ class DraftView:
     num_accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Per sequence: accepted draft tokens so far."""
     num_misses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Per sequence: its last passes with draft tokens of which none was accepted, in a row."""
+    """Per sequence: number of consecutive latest passes without an accepted draft token."""
     num_output_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Per sequence: output tokens that have been read."""
     first_token_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
     """Per sequence: time of its first output token, s; NaN: it has none."""
 
     def pass_seconds(self, num_draft_tokens: int) -> float:
-        """Estimates the seconds of the next step if every sequence has so many draft tokens.
+        """Estimates the seconds of the next step if every sequence has this many draft tokens.
 
-        Raises ValueError if the engine has no estimate, which a policy declares to need by `needs_cost`.
+        Raises ValueError if the engine has no estimate; a policy declares with `needs_cost` that it needs
+        one.
         """
         if self.estimate is None:
             raise ValueError("pass_seconds: the policy must declare needs_cost = True to get an estimate")
@@ -253,19 +253,19 @@ class SlotRules(NamedTuple):
     """The rules of a proposer for KV slots and budgets, as in vLLM 0.32."""
 
     keeps_lookahead: bool = False
-    """Whether KV slots for num_speculative_tokens more tokens are kept behind each sequence."""
+    """Whether KV slots for num_speculative_tokens additional tokens are reserved after each sequence."""
     num_input_slots: int = 0
-    """Further tokens that each request takes from max_num_batched_tokens."""
+    """Additional tokens that each request takes from max_num_batched_tokens."""
     drops_last_block: bool = False
     """Whether the last block of a prefix-cache hit is computed again."""
     prefill_lookahead: int = 0
-    """A chunk of a prompt ends at its last token or at least so many tokens before it."""
+    """A chunk of a prompt ends at the prompt's last token or at least this many tokens before it."""
     overlaps: bool = True
-    """Whether it works with asynchronous scheduling; if not, the engine schedules synchronously."""
+    """Whether it supports asynchronous scheduling; if not, the engine schedules synchronously."""
 
 
 class Proposer(Protocol):
-    """Drafts tokens: a frozen dataclass of settings. The real engine adds the computation by its method."""
+    """A proposer drafts tokens: a frozen dataclass of settings. The real engine implements its method."""
 
     method: ClassVar[str]
     """The name of the method in vLLM's --speculative-config."""
@@ -277,7 +277,7 @@ class Proposer(Protocol):
 
     @property
     def tree(self) -> TokenTree | None:
-        """The tree of the draft tokens; None: each continues the one before it."""
+        """The tree of the draft tokens; None: each continues the previous one."""
         ...
 
     @property
@@ -298,18 +298,18 @@ def num_places(proposer: Proposer) -> int:
 
 @runtime_checkable
 class DraftLength(Protocol):
-    """Decides how many tokens are drafted. Each engine has a deep copy, so a policy may have state."""
+    """Decides the number of draft tokens. Each engine has a deep copy, so a policy may have state."""
 
     needs_cost: ClassVar[bool]
-    """Whether it calls `DraftView.pass_seconds`; without an estimate the engine refuses such a policy."""
+    """Whether it calls `DraftView.pass_seconds`; without an estimate the engine rejects such a policy."""
     reads_sequences: ClassVar[bool]
     """Whether it reads the arrays of `DraftView` with one number per sequence."""
 
     @property
     def num_repeats(self) -> int:
-        """Number of steps, from the one it has just decided on, in which it is sure to decide the same.
+        """Number of steps, including the one just decided, with certainly the same decision.
 
-        It may assume that the same number of sequences gets a token in each of them. 1: it promises nothing.
+        It may assume that the same number of sequences gets a token in each of them. 1: no promise.
         """
         ...
 
@@ -324,21 +324,21 @@ class DraftLength(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftLengthTraits:
-    """Members that a draft-length policy may have beside those of its protocol."""
+    """Optional members of a draft-length policy, in addition to its protocol."""
 
     needs_tpot: bool = False
     """Whether the run must have an SLO with a TPOT."""
     num_tokens: int | None = None
-    """Draft tokens of a sequence, if the policy has this setting; None: as many as the proposer drafts."""
+    """Draft tokens per sequence, if the policy has this setting; None: the proposer's number."""
 
 
 @runtime_checkable
 class KnownLengths(Protocol):
-    """A draft-length policy that knows which numbers it may decide, so that an engine prepares for them."""
+    """A draft-length policy that lists its possible numbers, so that an engine can prepare for them."""
 
     def lengths(self, most: int) -> tuple[int, ...]:
-        """Returns the numbers that it may decide for all sequences of a step, ascending.
+        """Returns the numbers that it may choose for all sequences of a step, ascending.
 
-        most: DraftView.max_draft_tokens, which no number exceeds.
+        most: DraftView.max_draft_tokens, the upper bound.
         """
         ...

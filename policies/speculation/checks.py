@@ -1,4 +1,4 @@
-"""Checks that a proposer goes with the policies beside it, in the simulator and in the real engine alike."""
+"""Checks that a proposer is compatible with the other policies, for the simulator and the real engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from policies.user_code import name_of, traits_of
 
 KEY = "speculation"
 BUDGETS = ("max_num_scheduled_tokens", "max_prefill_tokens", "max_batch_prefill_tokens", "n_batch")
-"""Further limits of batching policies on the tokens of an iteration."""
+"""Other limits of batching policies on the tokens of an iteration."""
 CARRYING_CACHES = "paged, prefix, radix or tiered"
-"""Caches that give a sequence the blocks that its tokens need, and so can keep those of draft tokens."""
+"""Caches that allocate blocks by a sequence's tokens, and can therefore hold draft tokens."""
 
 
 def check_policies(
@@ -25,7 +25,7 @@ def check_policies(
     caching: Caching,
     max_num_batched_tokens: int | None,
 ) -> None:
-    """Raises ValueError, with the key of the setting, for a policy that a proposer cannot be served with.
+    """Raises ValueError, with the key of the setting, for a policy that is incompatible with a proposer.
 
     max_num_batched_tokens: tokens of an iteration; None: batching has no limit.
     """
@@ -37,7 +37,7 @@ def check_policies(
 
 
 def check_adapters(proposer: Proposer, adapters: AdapterServing | None) -> None:
-    """Raises ValueError for adapters in KV blocks, which the slots behind a sequence may need."""
+    """Raises ValueError for adapters in KV blocks, which the slots after a sequence may need."""
     if isinstance(adapters, UnifiedPaging):
         raise ValueError(
             f"{KEY}={proposer.method}, adapters=unified_paging: adapters in KV blocks may leave no room for "
@@ -46,7 +46,7 @@ def check_adapters(proposer: Proposer, adapters: AdapterServing | None) -> None:
 
 
 def _check_cache(proposer: Proposer, caching: Caching) -> None:
-    """Raises ValueError for a cache that does not give a sequence the blocks that its tokens need."""
+    """Raises ValueError for a cache that does not allocate blocks by a sequence's tokens."""
     memory = KvMemory(num_blocks=2**20, bytes_per_token=1.0, max_model_len=2**12, future=FutureUses(()))
     if type(pool_of(caching, memory)).growth is not BlockPool.growth:
         raise ValueError(
@@ -56,7 +56,7 @@ def _check_cache(proposer: Proposer, caching: Caching) -> None:
 
 
 def _check_batching(proposer: Proposer, batching: Batching) -> None:
-    """Raises ValueError for a batching policy that counts blocks without those of draft tokens."""
+    """Raises ValueError for a batching policy that does not count the blocks of draft tokens."""
     if isinstance(batching, SplitFuse):
         raise ValueError(
             f"{KEY}={proposer.method}, batching=splitfuse: pauses sequences by the blocks that one token "
@@ -91,7 +91,7 @@ def _check_budget(proposer: Proposer, batching: Batching, max_num_batched_tokens
 
 
 def _check_length(proposer: Proposer, draft_length: DraftLength) -> None:
-    """Raises ValueError for a policy that would draft more tokens than its proposer has places for."""
+    """Raises ValueError for a policy that would draft more tokens than its proposer supports."""
     tree, length = proposer.tree, traits_of(draft_length, DraftLengthTraits).num_tokens
     places = num_places(proposer)
     if length is not None and length > places:

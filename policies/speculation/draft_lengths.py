@@ -1,4 +1,4 @@
-"""Draft-length policies: how many tokens are drafted for the next pass of each sequence."""
+"""Draft-length policies: the number of draft tokens for the next pass of each sequence."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from policies.speculation import AcceptanceCounts, DraftView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoDrafts:
-    """Never drafts: the baseline that has the costs of speculation in memory, and none of its gains."""
+    """Never drafts: the baseline with the memory costs of speculation and none of its gains."""
 
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = False
 
     @property
     def num_repeats(self) -> int:
-        """Returns FOREVER: it decides the same in every step."""
+        """Returns FOREVER: its decision is the same in every step."""
         return FOREVER
 
     def num_draft_tokens(self, view: DraftView) -> int:
@@ -45,7 +45,7 @@ class NoDrafts:
         return 0
 
     def lengths(self, most: int) -> tuple[int, ...]:
-        """Returns 0, the one number that it decides."""
+        """Returns 0, its only number."""
         return (0,)
 
 
@@ -57,30 +57,30 @@ class Fixed(Checked):
     reads_sequences: ClassVar[bool] = False
 
     num_tokens: Annotated[NonNegativeInt | None, "null for all that it drafts"] = None
-    """Draft tokens per pass; None: as many as the proposer drafts at most."""
+    """Draft tokens per pass; None: the proposer's maximum."""
 
     @property
     def num_repeats(self) -> int:
-        """Returns FOREVER: it decides the same in every step."""
+        """Returns FOREVER: its decision is the same in every step."""
         return FOREVER
 
     def num_draft_tokens(self, view: DraftView) -> int:
-        """Returns the number, as far as the proposer can draft so many."""
+        """Returns the number, limited by the proposer's maximum."""
         limit = view.max_draft_tokens
         return limit if self.num_tokens is None else min(self.num_tokens, limit)
 
     def lengths(self, most: int) -> tuple[int, ...]:
-        """Returns the one number that it decides."""
+        """Returns its only number."""
         return (most if self.num_tokens is None else min(self.num_tokens, most),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByBatchSize:
-    """Looks the number up by the requests of the step, those that compute a prompt included, as vLLM does.
+    """Looks the number up by the number of requests in the step (including prefills), like vLLM.
 
     Verification takes time once the draft tokens make a pass compute-bound, so large batches draft little. As
-    in vLLM 0.32, the sizes of a gap between two ranges, and those above the last range, get the number of the
-    range before them, and no number exceeds what the proposer drafts at most.
+    in vLLM 0.32, batch sizes between two ranges and above the last range use the number of the preceding
+    range, and no number exceeds the proposer's maximum.
 
         [[1, 16, 5], [32, 128, 2]]    1-31 requests: 5 draft tokens; 32 and more: 2
     """
@@ -93,7 +93,7 @@ class ByBatchSize:
         (17, 64, 2),
         (65, 256, 1),
     )
-    """Ranges of (smallest, largest number of requests, draft tokens); both ends of a range are in it."""
+    """Ranges of (smallest, largest number of requests, draft tokens); both ends are inclusive."""
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _lengths: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
@@ -145,14 +145,14 @@ def _check(ranges: list[tuple[int, int, int]]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backoff(Checked):
-    """Drafts for every sequence except those with `max_misses` failed drafts in a row, which pause.
+    """Drafts for every sequence except those with `max_misses` consecutive failed drafts, which pause.
 
-    Some texts are hard to guess, and their drafts cost rows of a pass. After `max_misses` passes in a row
-    without an accepted draft token a sequence pauses. It drafts again for one pass whenever the number of its
-    output tokens is a multiple of its interval, which doubles with each further miss (binary exponential
-    backoff, as in Ethernet: Metcalfe and Boggs, 1976); the first accepted token ends the pause. A pausing
-    sequence gets one token per pass, so the interval counts passes. Only the counts of a sequence matter: the
-    policy has no state.
+    Some texts are hard to predict, and their drafts cost rows of a pass. After `max_misses` consecutive
+    passes without an accepted draft token a sequence pauses. It drafts again for one pass whenever the number
+    of its output tokens is a multiple of its interval, which doubles with each further miss (binary
+    exponential backoff, as in Ethernet: Metcalfe and Boggs, 1976); the first accepted token ends the pause. A
+    pausing sequence gets one token per pass, so the interval counts passes. The decision uses only the counts
+    of a sequence: the policy has no state.
 
         max_misses=4, retry_interval=16:  misses  4-4  -> drafts at 16, 32, 48, ... output tokens
                                                   5    -> at 32, 64, ...
@@ -163,13 +163,13 @@ class Backoff(Checked):
     reads_sequences: ClassVar[bool] = True
 
     max_misses: PositiveInt = 4
-    """Passes in a row without an accepted draft token after which a sequence pauses."""
+    """Number of consecutive passes without an accepted draft token after which a sequence pauses."""
     retry_interval: PositiveInt = 16
-    """Output tokens between two attempts of a sequence that pauses, before it is doubled."""
+    """Initial number of output tokens between two attempts of a pausing sequence; it doubles later."""
     max_interval: PositiveInt = 256
     """Largest interval in output tokens: retry_interval times a power of 2."""
     num_tokens: Annotated[PositiveInt | None, "null for all that it drafts"] = None
-    """Draft tokens per pass; None: as many as the proposer drafts at most."""
+    """Draft tokens per pass; None: the proposer's maximum."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -182,11 +182,11 @@ class Backoff(Checked):
 
     @property
     def num_repeats(self) -> int:
-        """Returns 1: sequences pause and try again while the batch stays the same."""
+        """Returns 1, because sequences pause and try again while the batch stays the same."""
         return 1
 
     def num_draft_tokens(self, view: DraftView) -> NDArray[np.int64]:
-        """Returns num_tokens for each sequence that does not pause or tries again, else 0."""
+        """Returns num_tokens for each sequence that is not pausing or tries again, else 0."""
         limit = view.max_draft_tokens
         length = limit if self.num_tokens is None else min(self.num_tokens, limit)
         num_doublings = (self.max_interval // self.retry_interval).bit_length() - 1
@@ -197,24 +197,25 @@ class Backoff(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SloAware(Checked):
-    """Drafts for the sequences whose TPOT so far is above a share of the one that the SLO allows.
+    """Drafts for the sequences whose TPOT so far exceeds a share of the SLO's TPOT.
 
-    The idea of AdaServe (arXiv 2501.12162, 2025): verification is spent on the sequences that need it.
-    AdaServe selects nodes of a token tree by the draft model's probabilities; here a sequence gets all draft
-    tokens or none. The TPOT of a sequence so far is (now - time of its first token) / (output tokens - 1);
-    with one output token it has none, and is not behind. With asynchronous scheduling the tokens of the last
-    step are not read yet, so the TPOT of a short output is overestimated by at most one step per token.
+    This is the idea of AdaServe (arXiv 2501.12162, 2025): verification is spent on the sequences that need
+    it. AdaServe selects nodes of a token tree by the draft model's probabilities; here a sequence gets all
+    draft tokens or none. The TPOT of a sequence so far is (now - time of its first token) / (output tokens -
+    1); a sequence with one output token has no TPOT and is not behind. With asynchronous scheduling the
+    tokens of the last step are not read yet, so the TPOT of a short output is overestimated by at most one
+    step per token.
     """
 
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = True
 
     tpot_s: Annotated[Positive | None, Unit("s"), "null for that of the SLO"] = None
-    """Time per output token to keep, s; None: that of the SLO."""
+    """Target time per output token, s; None: the SLO's."""
     margin: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.1
-    """Share of tpot_s by which a sequence must be faster to go without drafts."""
+    """Margin, as a share of tpot_s, by which a sequence must be faster to get no drafts."""
     num_tokens: Annotated[PositiveInt | None, "null for all that it drafts"] = None
-    """Draft tokens per pass of a sequence that is behind; None: as many as the proposer drafts at most."""
+    """Draft tokens per pass of a sequence that is behind; None: the proposer's maximum."""
 
     @property
     def needs_tpot(self) -> bool:
@@ -223,7 +224,7 @@ class SloAware(Checked):
 
     @property
     def num_repeats(self) -> int:
-        """Returns 1: sequences fall behind and catch up while the batch stays the same."""
+        """Returns 1, because sequences fall behind and catch up while the batch stays the same."""
         return 1
 
     def num_draft_tokens(self, view: DraftView) -> NDArray[np.int64]:
@@ -248,7 +249,7 @@ class _Measured:
     decided_at: int = 0
     """Iteration of the last decision."""
     num_seqs: int = 0
-    """Sequences at the last decision; 0: none was made."""
+    """Number of sequences at the last decision; 0: no decision yet."""
     last_probe: int = -1
     """Iteration of the last probe."""
     probe_interval: int = 1
@@ -256,16 +257,16 @@ class _Measured:
     first_probed: int = 0
     """Index of the first sequence of the next probe."""
     reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """By place: draft tokens of which all before were accepted, the newest `window`."""
+    """Per place: number of draft tokens whose earlier tokens were all accepted, over the newest `window`."""
     accepted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """By place: those of `reached` that were accepted."""
+    """Per place: number of tokens in `reached` that were accepted."""
     seen: AcceptanceCounts = field(default_factory=lambda: AcceptanceCounts.zero(0))
     """The engine's counts at the last decision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adaptive(Checked):
-    """Maximises the expected goodput of the whole batch, by measured acceptance and the price of a pass.
+    """Maximises the expected goodput of the whole batch, from measured acceptance and the price of a pass.
 
     Drafts as many tokens as maximise the expected output tokens per second.
 
@@ -273,16 +274,16 @@ class Adaptive(Checked):
 
         (1 + c_1 + c_1 c_2 + ... + c_1 ... c_K) / seconds of a pass with K draft tokens per sequence
 
-    where c_j is the measured probability that the draft token at place j is accepted if those before it are.
-    K is the same for all sequences. K = 0 is among the choices, so where no draft pays, none is made. Passes
-    for which a proposer finds nothing to draft do not count: they cost as little as they gain.
+    where c_j is the measured probability that the draft token at place j is accepted if all earlier ones are.
+    K is the same for all sequences. K = 0 is allowed, so no tokens are drafted where drafts do not pay.
+    Passes for which a proposer finds no draft do not count: they have neither cost nor gain.
 
     The estimate is that of a pass without a prompt. Draft tokens in a step that also computes a prompt take
     longer, so more are drafted only for a gain of at least `min_gain`.
 
     Places that are not drafted cannot be measured. A place without measurements is assumed to have the rate
-    of the place before it. Now and then a step is a probe, which drafts all places for a few sequences, in
-    turn; the time that probes may take limits how often.
+    of the previous place. Occasionally a step is a probe, which drafts all places for a few sequences in
+    turn; a limit on the time of probes determines their frequency.
 
         rates 0.8, 0.5, 0.2, passes of 10, 11, 12 and 13 ms with K = 0, 1, 2, 3
         K=0: 1 / 10 ms = 100 /s  K=1: 1.8 / 11 ms = 164 /s  K=2: 2.2 / 12 ms = 183 /s  K=3: 2.28 / 13 ms = 175
@@ -292,17 +293,17 @@ class Adaptive(Checked):
     reads_sequences: ClassVar[bool] = False
 
     interval: PositiveInt = 16
-    """Iterations after which it decides anew; it also does when the batch has changed by an eighth."""
+    """Number of iterations between decisions; a change of the batch by an eighth also causes one."""
     window: PositiveInt = 2000
-    """Number of draft tokens at a place from which its rate is measured; older ones are forgotten."""
+    """Number of draft tokens per place over which its rate is measured; older ones are dropped."""
     prior_rate: Share = 0.7
     """Rate that is assumed before the first measurement."""
     prior_weight: Annotated[Positive, Unit("draft tokens")] = 10.0
-    """Number of draft tokens that an assumed rate counts as, once there are measurements."""
+    """Number of draft tokens that the assumed rate counts as, once there are measurements."""
     min_gain: NonNegative = 0.02
     """Relative gain in goodput for which more tokens are drafted."""
     probe_share: PositiveShare = 0.005
-    """Share of the time by which probes may make steps longer."""
+    """Maximum relative increase of step time due to probes."""
     probe_sequences: PositiveInt = 4
     """Number of sequences that draft all places in a probe."""
     _measured: _Measured = field(init=False, repr=False, compare=False, default_factory=_Measured)
@@ -316,7 +317,7 @@ class Adaptive(Checked):
         return min(known.decided_at + self.interval, self._next_probe) - known.now
 
     def num_draft_tokens(self, view: DraftView) -> int | NDArray[np.int64]:
-        """Returns the best number by the last decision; in a probe, all places for some sequences."""
+        """Returns the best number of the last decision; in a probe, all places for some sequences."""
         known, num_seqs = self._measured, len(view.sequences)
         if not num_seqs:
             return 0
@@ -336,13 +337,13 @@ class Adaptive(Checked):
 
     @property
     def _next_probe(self) -> int:
-        """Iteration of the next probe; FOREVER while all places are drafted."""
+        """Iteration of the next probe; FOREVER while every place is drafted, so that no probe is needed."""
         known = self._measured
         is_needed = known.length < len(known.reached)
         return known.last_probe + known.probe_interval if is_needed else FOREVER
 
     def rates(self) -> NDArray[np.float64]:
-        """Returns the probability by place that a draft token is accepted if those before it are."""
+        """Returns the probability per place that a draft token is accepted if all earlier ones are."""
         known, before, rates = self._measured, self.prior_rate, []
         for accepted, reached in zip(known.accepted.tolist(), known.reached.tolist(), strict=True):
             before = min((accepted + before * self.prior_weight) / (reached + self.prior_weight), 1.0)
@@ -350,7 +351,7 @@ class Adaptive(Checked):
         return np.array(rates)
 
     def _learn(self, counts: AcceptanceCounts) -> None:
-        """Adds what was counted since the last decision, and forgets what is older than the window."""
+        """Adds the counts since the last decision, and drops counts older than the window."""
         known = self._measured
         if not known.reached.size:
             known.reached = np.zeros(len(counts.drafted))
@@ -364,7 +365,7 @@ class Adaptive(Checked):
         known.reached = num_kept + num_new
 
     def _decide(self, view: DraftView) -> None:
-        """Takes the smallest number of draft tokens that is not worse than the best one by min_gain."""
+        """Chooses the smallest number of draft tokens within min_gain of the best one."""
         known = self._measured
         num_tokens = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.rates()))))
         seconds = np.array([view.pass_seconds(length) for length in range(view.max_draft_tokens + 1)])

@@ -15,11 +15,10 @@ Tokens = NDArray[np.integer]
 def ngram_draft(context: Tokens, min_ngram: int, max_ngram: int, num_tokens: int) -> Tokens:
     """Returns the draft of at most num_tokens tokens after a context; empty if no n-gram occurs earlier.
 
-    Drafts by matching token ids: prompt lookup, what followed the latest tokens when they occurred before.
-
-    As vLLM's ngram method: of the n-grams with min_ngram to max_ngram tokens at the end of the context, the
-    longest that occurs earlier in the context is taken, and of its occurrences the earliest. An occurrence
-    may overlap the end of the context. The tokens after it are the draft, as far as the context reaches.
+    Prompt lookup drafts the tokens that followed an earlier occurrence of the latest tokens. As in vLLM's
+    ngram method, of the n-grams with min_ngram to max_ngram tokens at the end of the context, the longest one
+    that occurs earlier in the context is used, at its earliest occurrence. An occurrence may overlap the end
+    of the context. The tokens after it are the draft, as far as the context reaches.
 
         max_ngram = 2    context  5 6 7 8 5 6 9 5 6    draft of 3: 7 8 5
                                   ---         ---      the 2-gram (5 6) occurs first at the beginning
@@ -47,14 +46,14 @@ class NgramMatches(NamedTuple):
     starts: NDArray[np.int64]
     """Index in the text of the first draft token."""
     limits: NDArray[np.int64]
-    """Number of tokens that a draft can have: up to the end of its context; 0: no n-gram occurs earlier."""
+    """Maximum number of draft tokens, up to the end of the context; 0: no n-gram occurs earlier."""
 
 
 def ngram_matches(tokens: Tokens, first: int, min_ngram: int, max_ngram: int) -> NgramMatches:
     """Finds the drafts of `ngram_draft` for all contexts of a text at once, which is much faster.
 
-    Every n-gram gets a number, the same for equal ones, from the numbers of its first n - 1 tokens and of its
-    last one; sorting them finds the earliest occurrence of each.
+    Every n-gram gets a number (equal n-grams get equal numbers) from the number of its first n - 1 tokens and
+    its last token; sorting them finds the earliest occurrence of each.
     """
     ends = np.arange(first, len(tokens))
     starts = np.zeros(len(ends), np.int64)
@@ -81,7 +80,7 @@ def ngram_matches(tokens: Tokens, first: int, min_ngram: int, max_ngram: int) ->
 
 
 SEPARATOR = -1
-"""Stands between two sequences of a text: no token has this id, so that no match extends over it."""
+"""Separates two sequences of a text: no token has this id, so no match extends over it."""
 
 _ROUNDING = 1e-6  # of max_spec_factor * m, as in Arctic Inference
 
@@ -90,11 +89,11 @@ class SuffixRules(NamedTuple):
     """The settings of suffix decoding, named as in vLLM."""
 
     max_tree_depth: int = 24
-    """Tokens of match and draft together, at most."""
+    """Maximum number of tokens of match plus draft."""
     max_spec_factor: float = 1.0
-    """Draft tokens per matched token, at most."""
+    """Maximum number of draft tokens per matched token."""
     min_token_prob: float = 0.1
-    """Least probability of a draft token."""
+    """Minimum probability of a draft token."""
 
 
 class SuffixDraft(NamedTuple):
@@ -104,14 +103,12 @@ class SuffixDraft(NamedTuple):
 
     Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
     with the rules of Arctic Inference, which vLLM uses. For every number m of latest tokens that the text
-    contains, the draft goes on with the most frequent next token, then with the most frequent one after that,
-    and so on. A token has the probability count(match and draft up to it) / count(match). A draft ends before
-    a probability below min_token_prob, at max_spec_factor * m tokens, and where match and draft have
-    max_tree_depth tokens. Of these drafts the one with the largest sum of probabilities is taken, of equal
-    ones that of the longest match.
-
-    A suffix tree has these counts ready. Here they are counted in the list of a token's positions, because a
-    tree of Python objects would need a hundred times the memory.
+    contains, the draft continues with the most frequent next token, then with the most frequent one after
+    that, and so on. A token has the probability count(match and draft up to it) / count(match). A draft ends
+    before a probability below min_token_prob, at max_spec_factor * m tokens, and where match and draft have
+    max_tree_depth tokens. Of these drafts the one with the largest sum of probabilities is used; ties go to
+    the longest match. A suffix tree stores these counts. Here they are counted in the list of a token's
+    positions, because a tree of Python objects would need a hundred times the memory.
     """
 
     tokens: list[int]
@@ -119,7 +116,7 @@ class SuffixDraft(NamedTuple):
 
 
 class Text:
-    """Token ids of one or several sequences in a row, with the positions of every token."""
+    """Token ids of one or more concatenated sequences, with the positions of every token."""
 
     def __init__(self) -> None:
         self._tokens = array("q")
@@ -154,7 +151,7 @@ class Text:
         best, best_length = SuffixDraft([], 0.0), 0
         for limit, length in sorted(((limit_of(length), length) for length in ends_of), reverse=True):
             if limit < best.score:
-                break  # neither this nor those behind it can have as large a sum
+                break  # neither this nor later matches can reach this sum
             if limit == best.score and length < best_length:
                 continue
             draft = _continuation(tokens, ends_of[length], limit, rules.min_token_prob)
@@ -165,7 +162,8 @@ class Text:
     def _matches(self, context: list[int], begin: int, end: int) -> Iterator[NDArray[np.int64]]:
         """Yields the ends of all occurrences in [begin, end) of the last 1, 2, ... tokens of a context.
 
-        It stops where nothing follows them: the only one left is the end of the text, as of all longer ones.
+        It stops when no token follows: the only remaining occurrence, also of all longer matches, is the end
+        of the text.
         """
         occurrences = self._ends.get(context[-1]) if context else None
         if occurrences is None:
@@ -208,10 +206,10 @@ def _continuation(
 
 
 def _most_frequent(tokens: NDArray[np.int64]) -> tuple[int, int]:
-    """Returns the most frequent of the tokens, which are in order of time, and its count.
+    """Returns the most frequent token and its count; tokens are in order of time.
 
-    Of equally frequent ones the token that has reached its count last; the first if each occurs once. That is
-    the order in which Arctic Inference keeps the children of a node.
+    Ties go to the token that reached its count last, or to the first if each occurs once. This is the order
+    in which Arctic Inference keeps the children of a node.
     """
     if len(tokens) == 1 or (tokens == tokens[0]).all():
         return int(tokens[0]), len(tokens)

@@ -13,7 +13,7 @@ from fieldlimits import Checked, Ge, NonNegativeInt, PositiveInt, Share, check
 from policies.speculation import SlotRules, TokenTree
 
 MAX_DRAFT_TOKENS = 128
-"""Most draft tokens of a pass that vLLM's rejection sampler accepts (MAX_SPEC_LEN)."""
+"""Maximum draft tokens per pass that vLLM's rejection sampler supports (MAX_SPEC_LEN)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Chain(Checked):
 
     @property
     def tree(self) -> TokenTree | None:
-        """None: each draft token continues the one before it."""
+        """None: each draft token continues the previous one."""
         return None
 
 
@@ -42,9 +42,9 @@ class ChainOrTree(Checked):
     draft: object
     """The cost and the memory of a draft: see `hwmodels.speculation.draft`."""
     num_speculative_tokens: int
-    """Draft tokens of a pass, at most; the nodes of the tree, if there is one."""
+    """Maximum number of draft tokens per pass; with a tree, its number of nodes."""
     tree: TokenTree | None = None
-    """The tree of the draft tokens; None: each continues the one before it."""
+    """The tree of the draft tokens; None: each continues the previous one."""
     model: str | None = None
     """Checkpoint of the draft layers or heads, for launch commands; None: none is known."""
 
@@ -59,7 +59,7 @@ class ChainOrTree(Checked):
 
 
 def check_num_tokens(num_tokens: int, name: str = "num_speculative_tokens") -> None:
-    """Raises ValueError for a number of draft tokens that no pass can have; name: the setting."""
+    """Raises ValueError for an invalid number of draft tokens per pass; name: the setting."""
     if not 1 <= num_tokens <= MAX_DRAFT_TOKENS:
         remedy = "; set speculation=none to draft nothing" if num_tokens < 1 else ""
         raise ValueError(f"{name}={num_tokens}: must be 1 to {MAX_DRAFT_TOKENS}{remedy}")
@@ -67,7 +67,7 @@ def check_num_tokens(num_tokens: int, name: str = "num_speculative_tokens") -> N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftModel(Chain):
-    """Drafts with a small model, which has weights and KV of its own.
+    """Drafts with a small model, which has its own weights and KV.
 
     Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023; Chen et al.,
     "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
@@ -77,7 +77,10 @@ class DraftModel(Chain):
 
     @property
     def rules(self) -> SlotRules:
-        """Keeps slots for its KV; takes one more token per request, the last one that it has not seen."""
+        """Reserves slots for its KV.
+
+        Takes one more token per request, for the last one that it has not seen.
+        """
         return SlotRules(keeps_lookahead=True, num_input_slots=1)
 
 
@@ -91,14 +94,14 @@ class Eagle(ChainOrTree):
     method: ClassVar[str] = "eagle"
 
     disable_eagle_block_drop: bool = False
-    """True: the last block of a prefix-cache hit is used as it is, without the hidden states before it."""
+    """True: the last block of a prefix-cache hit is used unchanged, without the hidden states before it."""
 
     @property
     def rules(self) -> SlotRules:
-        """Keeps slots for its KV, and computes the last block of a hit again to have hidden states.
+        """Reserves slots for its KV, and recomputes the last block of a hit to get hidden states.
 
-        A tree is drafted between two passes with the host's help: SGLang overlaps no draft of several
-        branches, and vLLM drafts chains only.
+        The host takes part in drafting a tree between two passes: SGLang does not overlap drafts with several
+        branches, and vLLM drafts only chains.
         """
         return SlotRules(
             keeps_lookahead=True,
@@ -109,7 +112,7 @@ class Eagle(ChainOrTree):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Eagle3(Eagle):
-    """Drafts as `Eagle` does, with another layer.
+    """Drafts like `Eagle`, with a different draft layer.
 
     Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
     NeurIPS 2025.
@@ -120,7 +123,7 @@ class Eagle3(Eagle):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mtp(Chain):
-    """Drafts with the modules in turn, each of them one token; a single module drafts all tokens.
+    """Drafts with the modules in turn, one token each; a single module drafts all tokens.
 
     DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.2.
     """
@@ -128,9 +131,9 @@ class Mtp(Chain):
     method: ClassVar[str] = "mtp"
 
     num_nextn_predict_layers: PositiveInt = 1
-    """Modules with weights of their own."""
+    """Number of modules with separate weights."""
     disable_eagle_block_drop: bool = False
-    """True: the last block of a prefix-cache hit is used as it is, without the hidden states before it."""
+    """True: the last block of a prefix-cache hit is used unchanged, without the hidden states before it."""
 
     def __post_init__(self) -> None:
         Chain.__post_init__(self)  # super() does not know classes with slots
@@ -143,7 +146,7 @@ class Mtp(Chain):
 
     @property
     def rules(self) -> SlotRules:
-        """Keeps slots for its KV; several modules compute the end of a prompt together."""
+        """Reserves slots for its KV; several modules compute the end of a prompt together."""
         several = min(self.num_nextn_predict_layers, self.num_speculative_tokens) > 1
         return SlotRules(
             keeps_lookahead=True,
@@ -154,7 +157,7 @@ class Mtp(Chain):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Medusa(ChainOrTree):
-    """Drafts the likeliest token of each head, as vLLM does, or a tree of the likeliest, as published.
+    """Drafts the most likely token of each head, as in vLLM, or a tree of the most likely, as published.
 
     Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", ICML 2024.
     """
@@ -163,13 +166,13 @@ class Medusa(ChainOrTree):
 
     @property
     def rules(self) -> SlotRules:
-        """Has no KV of its own; vLLM does not schedule it asynchronously."""
+        """Has no separate KV; vLLM does not schedule it asynchronously."""
         return SlotRules(overlaps=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ngram(Chain):
-    """Drafts what follows an earlier occurrence of the last n tokens; n: from the longest to the shortest.
+    """Drafts the tokens after an earlier occurrence of the last n tokens, trying the longest n first.
 
     Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference: Lossless Acceleration of
     Large Language Models", 2023.
@@ -180,9 +183,9 @@ class Ngram(Chain):
     prompt_lookup_max: PositiveInt = 5
     """Tokens of the longest n-gram that is looked up."""
     prompt_lookup_min: int | None = None
-    """Tokens of the shortest n-gram that is looked up; None: as the longest."""
+    """Tokens of the shortest n-gram that is looked up; None: the same as the longest."""
     reference: tuple[int, ...] = ()
-    """Token ids of a text in which n-grams are looked up too, for all requests."""
+    """Token ids of a text in which n-grams are also looked up, for all requests."""
 
     def __post_init__(self) -> None:
         Chain.__post_init__(self)  # super() does not know classes with slots
@@ -207,7 +210,7 @@ class Ngram(Chain):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suffix(Chain):
-    """Drafts more tokens the longer the match is: at most max_spec_factor times its length.
+    """Drafts at most max_spec_factor times the length of the match.
 
     Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025.
     """
@@ -215,13 +218,15 @@ class Suffix(Chain):
     method: ClassVar[str] = "suffix"
 
     suffix_decoding_max_tree_depth: PositiveInt = 24
-    """Tokens of the match and of the draft together, at most."""
+    """Maximum number of tokens of match plus draft."""
     suffix_decoding_max_cached_requests: NonNegativeInt = 10_000
-    """Earlier answers in the tree, the oldest of which are dropped; 0: only the request's own tokens."""
+    """Maximum number of earlier outputs in the tree (the oldest are dropped); 0: only the request's own
+    tokens.
+    """
     suffix_decoding_max_spec_factor: Annotated[float, Ge(0)] = 1.0
     """Draft tokens per matched token, at most."""
     suffix_decoding_min_token_prob: Share = 0.1
-    """Least share of the earlier continuations that a draft token has."""
+    """Minimum share of the earlier continuations that a draft token must have."""
 
     @property
     def rules(self) -> SlotRules:
@@ -231,7 +236,7 @@ class Suffix(Chain):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lookahead(Checked):
-    """Verifies several n-grams of the pool that begin with the newest token, without a draft model.
+    """Verifies several n-grams from a pool that begin with the newest token, without a draft model.
 
     A pass has window x (ngram - 1) rows that refine guesses and guesses x (ngram - 1) rows of candidates.
 
@@ -243,9 +248,9 @@ class Lookahead(Checked):
     draft: object
     """The rows that refine guesses: see `hwmodels.speculation.draft.PassDraft`."""
     window: PositiveInt = 15
-    """W: later places that are guessed at once."""
+    """W: number of future positions guessed at once."""
     ngram: Annotated[int, Ge(2)] = 5
-    """N: tokens of an n-gram, of which the first one is known."""
+    """N: tokens per n-gram; the first one is known."""
     guesses: PositiveInt = 15
     """G: n-grams that a pass verifies."""
 
@@ -256,7 +261,7 @@ class Lookahead(Checked):
 
     @property
     def num_speculative_tokens(self) -> int:
-        """Draft tokens of a pass: those of all its n-grams but their first."""
+        """Draft tokens per pass: all tokens of its n-grams except the first ones."""
         return self.guesses * (self.ngram - 1)
 
     @property
@@ -266,7 +271,7 @@ class Lookahead(Checked):
 
     @property
     def rules(self) -> SlotRules:
-        """Keeps slots for the KV of guesses; no engine schedules it asynchronously."""
+        """Reserves slots for the KV of guesses; no engine schedules it asynchronously."""
         return SlotRules(keeps_lookahead=True, overlaps=False)
 
 
@@ -277,10 +282,10 @@ def _tree(branches: int, depth: int) -> TokenTree:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecinferTree:
-    """Drafts the likeliest widths[i] continuations of every node of level i, by one or several small models.
+    """Drafts the widths[i] most likely continuations of every node of level i, with one or more small models.
 
-    Several models, of which each drafts one sequence, make a tree with their number as the first width and
-    ones behind it.
+    Several models that each draft one sequence make a tree with their number as the first width, followed by
+    ones.
 
     Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative Inference
     and Verification", ASPLOS 2024, section 3.
@@ -310,12 +315,12 @@ class SpecinferTree:
 
     @property
     def rules(self) -> SlotRules:
-        """Keeps and takes slots as a draft model does; its tree is put together between two passes."""
+        """Reserves slots like a draft model; its tree is assembled between two passes."""
         return SlotRules(keeps_lookahead=True, num_input_slots=1, overlaps=False)
 
 
 def num_nodes(widths: tuple[int, ...]) -> int:
-    """Counts the nodes of a tree in which every node of a level has so many children."""
+    """Counts the nodes of a tree in which every node of a level has this many children."""
     total, level = 0, 1
     for width in widths:
         level *= width
@@ -330,7 +335,7 @@ def _tree_of_widths(widths: tuple[int, ...]) -> TokenTree:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelfSpeculative(Chain):
-    """Drafts with the layers that the draft keeps, on the KV of these layers.
+    """Drafts with a subset of the model's layers, on the KV of these layers.
 
     Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding",
     ACL 2024; Elhoushi et al., "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding", ACL
@@ -341,5 +346,5 @@ class SelfSpeculative(Chain):
 
     @property
     def rules(self) -> SlotRules:
-        """Keeps slots for the KV of its draft tokens; no engine schedules it asynchronously."""
+        """Reserves slots for the KV of its draft tokens; no engine schedules it asynchronously."""
         return SlotRules(keeps_lookahead=True, overlaps=False)

@@ -1,12 +1,12 @@
-"""Processes of the user's, attached to a run: generator functions of (env, fleet, gateway).
+"""User processes attached to a run: generator functions of (env, fleet, gateway).
 
     def my_process(env, fleet, gateway):        # as any process of SimPy's
         yield env.timeout(10)                   # seconds of simulated time
         fleet.crash(fleet.serving[0])
 
-`AttachedFleet`, `AttachedReplica` and `AttachedGateway` have all that a process may read and change; `env` is
-a `simpy.Environment`. Requests that a process sends are in the tables and figures of the run, as all others.
-When all requests have ended, so does the run, whatever the processes wait for.
+`AttachedFleet`, `AttachedReplica` and `AttachedGateway` have everything that a process may read and change;
+`env` is a `simpy.Environment`. Requests sent by a process are in the run's tables and metrics like all
+others. The run ends when all requests have ended, even if processes still wait.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AttachableRun(Protocol):
         ...
 
     def send(self, arrival: Arrival) -> None:
-        """Lets one more request arrive now."""
+        """Adds a request that arrives now."""
         ...
 
     def status_of(self, request_id: int) -> str:
@@ -63,11 +63,11 @@ class AttachableRun(Protocol):
 
 
 class ProcessError(Exception):
-    """A process of the user's has failed; the message is one sentence."""
+    """A user process has failed; the message is one sentence."""
 
 
 def check_processes(attach: Sequence[UserProcess]) -> None:
-    """Raises ProcessError unless all of these are generator functions of three arguments."""
+    """Raises ProcessError unless all are generator functions with three arguments."""
     if callable(attach) or isinstance(attach, str):
         raise ProcessError(f"attach={_name(attach)}: must be a list, such as [my_process]")
     for place, function in enumerate(attach):
@@ -86,10 +86,10 @@ def check_processes(attach: Sequence[UserProcess]) -> None:
 
 
 class NumberedSource:
-    """The traffic of a run to which processes add requests: it gives these ids, and tells of all ends.
+    """The traffic of a run to which processes add requests: it assigns their ids, and reports all ends.
 
-    Added requests have the ids after those of an open loop of known length. Other traffic numbers its
-    requests while it comes: those after the first added one get the next ids, which the traffic does not see.
+    Added requests get the ids after those of an open loop of known length. Other traffic is numbered as it
+    arrives: requests after the first added one get shifted ids, which the traffic does not see.
     """
 
     def __init__(self, source: Source) -> None:
@@ -97,16 +97,16 @@ class NumberedSource:
         self.on_end: Callable[[Request], None] = _ignore
         self.num_added = 0
         self._added: set[int] = set()  # ids in progress
-        self._own: dict[int, Request] = {}  # by a new id: the request as its traffic knows it
+        self._own: dict[int, Request] = {}  # by new id: the request with its original id
         num_requests = source.num_requests if is_open_loop(source) else None
-        self._num_reserved = num_requests or 0  # the first ids, which only the traffic has
+        self._num_reserved = num_requests or 0  # the first ids, used only by the traffic
         self._next_id = self._num_reserved
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
     def new_id(self) -> int:
-        """Returns the id of one more request of a process."""
+        """Returns the id of a process's next request."""
         self.num_added += 1
         number, self._next_id = self._next_id, self._next_id + 1
         self._added.add(number)
@@ -117,7 +117,7 @@ class NumberedSource:
         return map(self._numbered, self._source.arrivals())
 
     def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        """Returns what follows a request of the traffic; nothing follows one of a process."""
+        """Returns the follow-ups of a traffic request; a process's request has none."""
         self.on_end(request)
         if request.request_id in self._added:
             self._added.remove(request.request_id)
@@ -168,7 +168,7 @@ class AttachedReplica:
 
     @property
     def num_outstanding(self) -> int:
-        """Requests that were sent to it and have not ended."""
+        """Number of requests sent to it that have not ended."""
         return self._replica.num_outstanding
 
     @property
@@ -189,7 +189,7 @@ class AttachedReplica:
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Tokens of an iteration at most. A change holds from the next plan on, until the replica crashes."""
+        """Maximum tokens per iteration. A change holds from the next plan until the replica crashes."""
         return int(traits_of(self._replica.core.batching, BatchingTraits).max_num_batched_tokens or 0)
 
     @max_num_batched_tokens.setter
@@ -224,7 +224,7 @@ class AttachedFleet:
 
     @property
     def replicas(self) -> list[AttachedReplica]:
-        """The replicas that have not gone, by index."""
+        """The replicas that still exist, by index."""
         return self._in(*(state for state in State if state is not State.gone))
 
     @property
@@ -247,15 +247,15 @@ class AttachedFleet:
         return AttachedReplica(member, self._fleet)
 
     def drain(self, replica: AttachedReplica) -> None:
-        """Sends no more requests to a replica, and removes it after its last one has ended."""
+        """Sends no more requests to a replica, and removes it after its last request has ended."""
         if len(self.serving) == 1 and replica.state == "serving":
             raise ValueError(f"drain: replica {replica.index} is the last that serves, and requests need one")
         self._fleet.drain(replica._member, self._clock.now)
 
     def crash(self, replica: AttachedReplica) -> None:
-        """Crashes a replica that serves or is drained: its KV is lost, and it is down until `repair`.
+        """Crashes a serving or draining replica: its KV is lost, and it is down until `repair`.
 
-        Its requests are sent again, as `max_resends` and `recovery` say.
+        Its requests are resent according to `max_resends` and `recovery`.
         """
         if replica.state not in ("serving", "draining"):
             raise ValueError(f"crash: replica {replica.index} is {replica.state}; it must serve")
@@ -266,7 +266,7 @@ class AttachedFleet:
         self._simulation.failure_injector.begin(replica._member, failure)
 
     def repair(self, replica: AttachedReplica) -> None:
-        """Lets a replica that has crashed serve again, with an empty cache."""
+        """Puts a crashed replica back into service, with an empty cache."""
         failure = self._crashes.pop(replica.index, None)
         if failure is None:
             raise ValueError(f"repair: replica {replica.index} is {replica.state}, and no process crashed it")
@@ -282,13 +282,13 @@ class AttachedGateway(GatewayAttachment):
         self._clock = simulation.clock
         self._gateway = simulation.gateway
         self._ends: dict[int, Event] = {}  # by request id
-        self._replicas: dict[int, int] = {}  # by the id of a request for one replica: its index
+        self._replicas: dict[int, int] = {}  # index of the fixed replica, by request id
         source.on_end = self._on_end
         self._gateway.attach(self)
 
     @property
     def num_in_progress(self) -> int:
-        """Requests that have arrived and have not ended."""
+        """Number of arrived requests that have not ended."""
         return len(self._gateway.attempts)
 
     @property
@@ -298,7 +298,7 @@ class AttachedGateway(GatewayAttachment):
 
     @property
     def in_progress(self) -> list[Request]:
-        """The requests that have arrived and have not ended, in the order of arrival."""
+        """The arrived requests that have not ended, in the order of arrival."""
         return [attempt.arrival.request for attempt in self._gateway.attempts.values()]
 
     def send(
@@ -311,9 +311,8 @@ class AttachedGateway(GatewayAttachment):
     ) -> Event:
         """Sends a request now; returns the event of its end, the value of which is its status ("finished").
 
-        prompt: its number of tokens, or a `Prompt`, such as that of another request, the content of which is
-        then the same. output_tokens: length of the answer. replica: the one that gets it; None: the router
-        chooses.
+        prompt: its number of tokens, or a `Prompt`, for example another request's to get the same content.
+        output_tokens: length of the output. replica: the replica that gets it; None: the router chooses.
         """
         if isinstance(prompt, int):
             prompt = Prompt(prompt)
@@ -328,7 +327,7 @@ class AttachedGateway(GatewayAttachment):
         return end
 
     def ended(self, request: Request | int) -> Event:
-        """Returns the event of the end of a request in progress, or of the request with this id."""
+        """Returns the end event of a request in progress, given the request or its id."""
         request_id = request if isinstance(request, int) else request.request_id
         if request_id not in self._gateway.attempts and request_id not in self._ends:
             raise ValueError(f"request_id={request_id}: it is not in progress; see gateway.in_progress")
@@ -346,7 +345,7 @@ class AttachedGateway(GatewayAttachment):
 
 
 def begin_processes(attach: Sequence[UserProcess], simulation: AttachableRun, source: NumberedSource) -> None:
-    """Begins the processes of the user's in a run."""
+    """Starts the user processes of a run."""
     clock = simulation.clock
     fleet, gateway = AttachedFleet(simulation), AttachedGateway(simulation, source)
     for function in attach:
@@ -354,7 +353,7 @@ def begin_processes(attach: Sequence[UserProcess], simulation: AttachableRun, so
 
 
 def _checked(name: str, process: Generator[Event, Any, Any], clock: Clock) -> Generator[Event, Any, Any]:
-    """Runs a process of the user's; its mistakes are raised as ProcessError."""
+    """Runs a user process; its errors are raised as ProcessError."""
     value: Any = None
     thrown: Exception | None = None
     while True:
@@ -379,7 +378,7 @@ def _checked(name: str, process: Generator[Event, Any, Any], clock: Clock) -> Ge
 
 
 def _raised(name: str, error: BaseException, now: float) -> ProcessError:
-    """Returns the message of a mistake in a process of the user's."""
+    """Returns the message for an error in a user process."""
     line = traceback.extract_tb(error.__traceback__)[-1]
     return ProcessError(
         f"attach: {name} raised {type(error).__name__} at {now:g} s: {error} "
@@ -388,9 +387,9 @@ def _raised(name: str, error: BaseException, now: float) -> ProcessError:
 
 
 def unhandled(error: BaseException, now: float) -> ProcessError | None:
-    """Returns the message if an error is one that SimPy raises, as no process handles a failed event.
+    """Returns the message if SimPy raised the error because no process handles a failed event.
 
-    That is the failure of an event or of a process that one of the user's has begun by `env.process`.
+    The event, or a process begun with `env.process`, failed in the user's code.
     """
     raised_in = traceback.extract_tb(error.__traceback__)[-1]
     if error.__cause__ is None or raised_in.filename != inspect.getfile(Environment):

@@ -1,17 +1,16 @@
-"""Replicas that start, drain or change what they serve while a run goes on, as policies decide.
+"""Replicas that start, drain or change their role or model during a run, as policies decide.
 
-The scaling policy of a pool is called at its interval, and replicas start or drain accordingly.
-
-The requests that each pool was sent are counted for it, and drained replicas are removed.
+The scaling policy of a pool is called at its interval, and replicas start or drain accordingly. Requests are
+counted per pool for it, and drained replicas are removed.
 
 Replicas also change between a prefill and a decode pool, or from model to model. Roles: a replica that is to
 change is drained. When it has no requests, it leaves its pool, and its devices join the other pool at once,
-as a new replica with a new index. The weights stay in memory, the cache is lost.
+as a new replica with a new index. The weights stay in memory; the cache is lost.
 
 Models that take turns on the same GPUs, as `policies.roles` decides (vLLM's sleep mode): a turn is a
-replica of the pool of its model. At its end the replica is drained; then a replica of the next model starts
-in its place, and serves once the first model's weights have left the GPUs and its own are there. Its cache is
-empty. Requests of models that sleep wait at the gateway.
+replica of the pool of its model. At its end the replica is drained. A replica of the next model then starts
+in its place, and serves once the first model's weights have left the GPUs and its own are loaded. Its cache
+is empty. Requests of sleeping models wait at the gateway.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class Autoscaler:
     """The autoscaler of one pool; it is a `policies.scaling.PoolView`.
 
     counts: request counts of the pool. busy_times: busy seconds of all replicas, by index. cold_start_s:
-    seconds from the start of a replica until it accepts requests; it is paid for from its start on. on_start
-    is called with every replica that is started. requests_remain: returns whether requests are in progress or
+    seconds from the start of a replica until it accepts requests; it is paid for from its start. on_start is
+    called with every replica that is started. requests_remain: returns whether requests are in progress or
     still to arrive.
     """
 
@@ -71,7 +70,7 @@ class Autoscaler:
         self._requests_remain = requests_remain
         self._interval_s = checked_interval_s(policy)
         self._busy_s: dict[int, float] = {}  # by replica index, as of the last decision
-        self._woken: Member | None = None  # started last from zero because a request had arrived
+        self._woken: Member | None = None  # the last one started from zero for a request
         if policy.min_replicas == 0:
             fleet.start_from_zero[pool_index] = self._start_from_zero
         clock.begin(self._decide_in_turn())
@@ -149,7 +148,7 @@ class Autoscaler:
         return sum(getattr(m.replica, name) for m in self._members(State.serving, State.draining))
 
     def _decide_in_turn(self) -> ProcessGenerator:
-        """Decides at every interval for as long as requests remain."""
+        """Decides at every interval while requests remain."""
         for number in count(1):
             yield self._clock.at(number * self._interval_s, Phase.control)
             if not self._requests_remain():
@@ -157,7 +156,7 @@ class Autoscaler:
             self._decide(self._clock.now)
 
     def _decide(self, now: float) -> None:
-        """Starts or drains as many replicas as the policy says."""
+        """Starts or drains replicas as the policy decides."""
         target = checked_target(self._policy, self._policy.target(self, now))
         present = self._members(State.starting, State.serving, State.down)
         indices = [member.replica.index for member in present]
@@ -176,7 +175,7 @@ class Autoscaler:
         return is_starting or any(member.replica.num_outstanding for member in self._members(State.serving))
 
     def _start_from_zero(self) -> bool:
-        """Starts a replica for a request that none can serve; returns false if one will serve again."""
+        """Starts a replica for a request that none can serve; returns False if a replica will serve again."""
         if self._members(State.starting, State.serving, State.down):
             return False
         self._woken = self._start()
@@ -196,7 +195,7 @@ def _present(member: Member) -> Present[Member]:
 
 
 class PoolCount:
-    """Counts of the requests that a pool was sent since the run began."""
+    """Counts of the requests sent to a pool since the run began."""
 
     __slots__ = ("num_ended", "num_met", "num_sent", "num_sent_tokens")
 
@@ -205,7 +204,7 @@ class PoolCount:
         self.num_ended = self.num_met = 0  # of these, ended and within the SLO
 
     def ended(self, is_met: bool) -> None:
-        """Counts a request that has ended; is_met: whether the pool's part of it met the SLO."""
+        """Counts an ended request; is_met: whether the pool's part of it met the SLO."""
         self.num_ended += 1
         self.num_met += is_met
 
@@ -237,7 +236,10 @@ class PoolCounts(GatewayAttachment):
         counts.num_sent_tokens += request.prompt.num_tokens
 
     def ends(self, attempt: RequestAttempt, replica: Replica, seq: Sequence) -> bool:
-        """Counts an ended request for its pool; of two pools, each by the latencies that it decides."""
+        """Counts an ended request for its pool.
+
+        With two pools, each counts by the latencies that it determines.
+        """
         slo, log, request_id = self._slo, self._requests, seq.request_id
         counts, prompt_counts = self._counts(replica), self._prompt_counts.pop(request_id, None)
         is_met = slo is None or (slo.is_met(log, request_id) and not attempt.is_timed_out)
@@ -255,7 +257,7 @@ class PoolCounts(GatewayAttachment):
         self._prompt_counts.pop(attempt.arrival.request.request_id, None)
 
     def released(self, replica: Replica) -> None:
-        """Handles a request that a replica does not hold any more, which may end the replica's drain."""
+        """Handles a request that a replica no longer holds, which may end the replica's drain."""
         self._fleet.leave_if_drained(replica, self._clock.now)
 
     def _counts(self, replica: Replica) -> PoolCount:
@@ -263,7 +265,7 @@ class PoolCounts(GatewayAttachment):
 
 
 class RoleSwitching:
-    """Calls the roles policy at its interval for as long as requests remain, and switches replicas."""
+    """Calls the roles policy at its interval while requests remain, and switches replicas."""
 
     def __init__(
         self, *, roles: Roles, fleet: Fleet, clock: Clock, requests_remain: Callable[[], bool]
@@ -278,7 +280,7 @@ class RoleSwitching:
         clock.begin(self._switch_in_turn())
 
     def _switch_in_turn(self) -> ProcessGenerator:
-        """Asks the policy at its interval, for as long as requests remain."""
+        """Calls the policy at its interval while requests remain."""
         while (interval_s := self._roles.interval_s) is not None:
             yield self._clock.at(self._clock.now + interval_s, Phase.control)
             if not self._requests_remain():
@@ -286,7 +288,7 @@ class RoleSwitching:
             self._switch()
 
     def _switch(self) -> None:
-        """Drains the replica that is to change, if the policy names one."""
+        """Drains the replica chosen by the policy, if any."""
         members = [
             member
             for pool_index in self._pools.values()
@@ -331,14 +333,14 @@ class RoleSwitching:
 
 
 class ModelTurns(GatewayAttachment):
-    """Begins and ends the turns of a run, of which the first is that of the first pool."""
+    """Begins and ends the turns of a run; the first pool has the first turn."""
 
     def __init__(self, turns: Turns, fleet: Fleet, clock: Clock) -> None:
         self._turns = turns
         self._fleet = fleet
         self._clock = clock
-        self._awake = 0  # number of the pool that has the turn, or gets it
-        self._next: int | None = None  # number of the pool that gets the next turn, while this one is drained
+        self._awake = 0  # number of the pool with the current or beginning turn
+        self._next: int | None = None  # number of the pool with the next turn, while this one is drained
         self._began_s = 0.0
         self._waiting_since_s: dict[int, float] = {}
         fleet.on_gone = self._on_gone
@@ -346,7 +348,7 @@ class ModelTurns(GatewayAttachment):
             fleet.start_from_zero[index] = partial(self._wait, index)
 
     def left(self, attempt: RequestAttempt, now: float) -> None:
-        """Ends the turn of a model without requests, if another one waits."""
+        """Ends the turn of a model without requests, if another model waits."""
         if self._next is not None:
             for member in self._fleet.of_pool(self._awake, State.draining):
                 self._fleet.leave_if_drained(member.replica, now)
@@ -354,7 +356,7 @@ class ModelTurns(GatewayAttachment):
             self._clock.begin(self._decide_at(now))
 
     def _wait(self, index: int) -> bool:
-        """Notes that a request waits for a model that does not serve now."""
+        """Records that a request waits for a model that is not serving."""
         now = self._clock.now
         self._waiting_since_s.setdefault(index, now)
         self._clock.begin(self._decide_at(now))
@@ -381,7 +383,7 @@ class ModelTurns(GatewayAttachment):
         return ends_s if self._waiting_since_s else inf
 
     def _on_gone(self, member: Member) -> None:
-        """Starts the next model on the GPUs of the one that has ended its last request."""
+        """Starts the next model on the GPUs of the drained one."""
         assert self._next is not None
         now, pools = self._clock.now, self._fleet.pools
         change_s = pools[self._awake].sleep_s + pools[self._next].wake_s
@@ -390,7 +392,7 @@ class ModelTurns(GatewayAttachment):
         self._clock.begin(self._begin_turn(starting, change_s))
 
     def _begin_turn(self, member: Member, change_s: float) -> ProcessGenerator:
-        """Begins a turn once the models have changed places: the gateway sends it the requests that wait."""
+        """Begins a turn once the models have been swapped: the gateway sends it the waiting requests."""
         yield self._clock.at(self._clock.now + change_s, Phase.control)
         self._began_s = self._clock.now
         self._waiting_since_s.pop(self._awake, None)

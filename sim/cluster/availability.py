@@ -1,6 +1,6 @@
 """Spare replicas: the probability that at least k of n replicas are up, in theory and by simulation.
 
-Replicas that fail independently are up for the share a = MTBF / (MTBF + MTTR) of the time, whatever the
+Replicas that fail independently are up for the share a = MTBF / (MTBF + MTTR) of the time for any
 distributions (renewal theory), so the number of replicas that are up has a binomial distribution. MTBF 30
 days, MTTR 2 h: a = 0.99723; all of 8 are up for 97.81 % of the time, at least 8 of 9 for 99.973 %.
 """
@@ -75,9 +75,9 @@ def simulated_at_least_up(
     confidence: float = 0.95,
     pools: Pools | None = None,
 ) -> Estimate:
-    """Estimates the probability that at least k of n replicas are up at time at_s, over runs of other seeds.
+    """Estimates the probability that at least k of n replicas are up at time at_s, over several seeds.
 
-    It also holds for failures that no formula covers. Crashes, lost links and hosts out of memory count as
+    It also works for failures that no formula covers. Crashes, lost links and hosts out of memory count as
     down. All replicas are up when a run begins: with exponential times a replica is down at time t with
     probability (1 - a) (1 - exp(-t / MTBF - t / MTTR)), within 1 % of the long-run value after 5 MTTR.
     """
@@ -103,9 +103,9 @@ def simulated_kv_copies_left(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Estimate | None:
-    """Estimates the share of the crashes by until_s after which a copy of the lost KV is in another replica.
+    """Estimates the share of crashes until until_s for which another replica has a copy of the lost KV.
 
-    The copy is in the next replica that is up (`sim.transfer.kv_replication`) and is made again at once when
+    The copy is in the next replica that is up (`sim.transfer.kv_replication`) and is recreated at once when
     that replica fails, so it is lost only if both fail together. None: there was no crash.
     """
     num_crashes = num_left = 0

@@ -1,4 +1,4 @@
-"""Records that leave while the run goes on, so that its memory holds only what is in flight."""
+"""Records that are flushed during the run, so its memory holds only requests in flight."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from sim.records.table import AnyTable, Gaps, Table
 from sim.speculation.log import SpeculationRecord, added_acceptance, speculation_record
 
 MAX_ITERATIONS: Final = 1 << 18
-"""Iterations after which a chunk is due; their table takes about 25 MB, twice that while it is made."""
+"""Number of iterations after which a chunk is due; their table takes about 25 MB, twice that during its
+creation.
+"""
 REPORTS_BETWEEN_COUNTS: Final = 4
 
 
 class ChunkedRecording:
-    """Hands the records of a run to `take`, in chunks, and from there to tables and sums.
+    """Passes the records of a run to `take` in chunks, for tables and sums.
 
     A chunk is due when as many requests have ended as a group has, or after `MAX_ITERATIONS` iterations. The
-    last one comes at the end, whose tables have no rows. group_rows: see `sim.records.run`; tests have
-    smaller groups.
+    last chunk comes at the end of the run; the final records have tables without rows. group_rows: see
+    `sim.records.run`; tests have smaller groups.
     """
 
     def __init__(self, take: Callable[[RecordChunk], None], group_rows: int = GROUP_ROWS) -> None:
@@ -41,7 +43,7 @@ class ChunkedRecording:
         self._num_reports = 0
 
     def hand_on(self, run: RecordedRun) -> None:
-        """Hands on all records so far, without the requests of incomplete groups, if a chunk is due."""
+        """Passes on all records so far, without the requests of incomplete groups, if a chunk is due."""
         if not self._is_due(run):
             return
         self._num_ended_at_flush = run.num_ended
@@ -55,7 +57,7 @@ class ChunkedRecording:
         self._take(self._chunk(run, end, run.last_end_s, _taken_unfilled(run)))
 
     def end(self, run: RecordedRun, end_s: float, *, interrupted: bool) -> RunRecords:
-        """Hands on the last chunk; returns the records without rows."""
+        """Passes on the last chunk; returns the records without rows."""
         figures = run.figures(end_s)
         last = self._chunk(run, None, end_s, figures.pop("unfilled"))
         speculation = None
@@ -129,7 +131,7 @@ class ChunkedRecording:
         return own_gaps, speculation, Table(columns), gaps
 
     def _count(self, acceptance: AnyTable) -> None:
-        """Adds the draft tokens of a chunk to those of the run: see `SpeculationRecord.acceptance`."""
+        """Adds the draft tokens of a chunk to the run's counts: see `SpeculationRecord.acceptance`."""
         parts = [acceptance] if self._acceptance is None else [self._acceptance, acceptance]
         self._acceptance = added_acceptance(parts)
 

@@ -3,7 +3,7 @@
 First tokens of requests are reported if the timeout of a client or a policy depends on them.
 
 Retries follow a refusal or a timeout, by exponential backoff with jitter and a retry budget. The wait between
-attempt k and attempt k + 1, with most = min(cap_s, base_s factor^(k - 1)) and w the previous wait, at first
+attempt k and attempt k + 1, with most = min(cap_s, base_s factor^(k - 1)) and w the previous wait, initially
 base_s (Brooker, "Exponential Backoff And Jitter", AWS 2015):
 
     jitter          wait
@@ -14,9 +14,9 @@ base_s (Brooker, "Exponential Backoff And Jitter", AWS 2015):
 
 Without jitter, clients that are refused together retry together. A budget limits the load of retries: each
 request adds retry_budget to a balance, which starts at its maximum retry_burst, and each retry takes 1 from
-it or does not happen, as in Finagle (where deposits expire after 10 s and 10 retries per second are free) and
-gRPC (where successes add to it). All clients share one balance, as if a proxy in front of the service kept
-it. n requests have at most retry_burst + n retry_budget retries.
+it or is not made, as in Finagle (where deposits expire after 10 s and 10 retries per second are free) and
+gRPC (where successes add to it). All clients share one balance, as with a proxy in front of the service. n
+requests have at most retry_burst + n retry_budget retries.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class Retries:
     factor: float = 2.0
     """Growth of the wait from retry to retry; AWS uses 3 with decorrelated jitter."""
     cap_s: float = 30.0
-    """Longest wait, except where the service requests a longer one."""
+    """Maximum wait, unless the service requests a longer one."""
     jitter: str = "full"
     """One of none, full, equal, decorrelated."""
     retry_budget: float | None = None
-    """Retries per request, on average; null: no limit except max_attempts."""
+    """Average number of retries per request; null: no limit except max_attempts."""
     retry_burst: float = 10.0
-    """Maximum of the budget's balance: further retries at the beginning and after quiet periods."""
+    """Maximum of the budget's balance: additional retries at the beginning and after quiet periods."""
     honours_retry_after: bool = True
-    """Whether a client waits at least as long as a refusal requests."""
+    """Whether a client waits at least as long as a refusal asks."""
     timeout_s: float | None = None
-    """Time after which a client gives up an attempt and sends the request again; null: no timeout."""
+    """Time after which a client gives up an attempt and resends the request; null: no timeout."""
     timeout_until: str = "answer"
-    """End of the time that timeout_s limits: the whole answer, or its first_token."""
+    """End of the time limited by timeout_s: the complete output, or its first_token."""
     seed: int = 0
     """Seed of the jitter."""
     _balance: float = field(init=False, repr=False, compare=False)
@@ -102,7 +102,7 @@ class Retries:
     def next_at(
         self, request_id: int, attempt: int, now: float, retry_after_s: float | None = None
     ) -> float | None:
-        """Returns the time at which a request is sent again after a failed attempt; None: it is not.
+        """Returns the time at which a request is resent after a failed attempt; None: it is not resent.
 
         Must be called once per failure, because it takes from the retry budget. attempt: number of the failed
         attempt, from 1. retry_after_s: the wait that the refusal requests (`policies.admission.Refusal`; with
@@ -214,7 +214,7 @@ class Clients(GatewayAttachment):
             self._gateway.submit(attempt)
 
     def _time_out(self, attempt: RequestAttempt, timeout_s: float) -> ProcessGenerator:
-        """Times out an attempt if its output, or its first token, takes longer than the client waits."""
+        """Times out an attempt if its output or first token takes longer than the client's timeout."""
         number = attempt.number
         yield self._clock.at(self._clock.now + timeout_s, Phase.arrive)
         if not self._is_at(attempt, number) or attempt.is_given_up:
@@ -237,7 +237,7 @@ class Clients(GatewayAttachment):
 class FirstTokens:
     """Notifies the gateway of the first token of each request.
 
-    are_wanted: whether a policy reads them, or the timeout of the clients ends with them.
+    are_wanted: whether a policy reads first tokens, or the timeout of the clients ends with them.
     """
 
     def __init__(self, gateway: Gateway, *, are_wanted: bool) -> None:

@@ -1,6 +1,6 @@
-"""Disaggregated serving at the gateway: KV transfers, prefills that are kept for clients, and encoders.
+"""Disaggregated serving at the gateway: KV transfers, kept prefills, and encoders.
 
-A later request of the same client continues with the KV of its kept prefill. This is the protocol of vLLM's
+A later request of the same client continues with the KV of a kept prefill. This is the protocol of vLLM's
 NixlConnector, in which a router in front of the engines chooses both replicas:
 
     request 1   prefill replica | prompt |-- KV is kept --------------------|
@@ -8,22 +8,21 @@ NixlConnector, in which a router in front of the engines chooses both replicas:
     request 2                              decode replica | queue | copy | last prompt token, decodes ...
 
 The first request is complete after one token. Its KV keeps slot and blocks until it is copied, but is
-released after a lease if no second request has come by then. The copy is a KV transfer as any other. The
-second request computes the last token of the prompt itself, and with it its first token.
+released after a lease if no second request has arrived by then. The copy is an ordinary KV transfer. The
+second request computes the last token of the prompt itself, and thereby its first output token.
 
 Encoder replicas compute the embeddings of a prompt's images before its prefill. Encode, prefill, decode (EPD;
-vLLM's disaggregated encoder, SGLang's --encoder-only): the vision encoder has GPUs of its own, and the
-language model gets embeddings in place of images.
+vLLM's disaggregated encoder, SGLang's --encoder-only): the vision encoder has its own GPUs, and the language
+model gets embeddings instead of images.
 
     request   | wait for a free encoder | encode | send embeddings |---- replica: queue, prefill, decode ----
     images    k = round(image_share x prompt tokens / tokens_per_image); all may be encoded at the same time
+    encode    flops_per_image / (peak x mfu) seconds, on the first free encoder, in the order of arrival send
+    tokens_per_image x hidden size x bytes per element over the network, one image after the other
 
-    encode    flops_per_image / (peak x mfu) seconds, on the first free encoder, in the order of arrival
-    send      tokens_per_image x hidden size x bytes per element over the network, one image after the other
-
-Image tokens are part of the prompt. An image is in the encoder cache with probability hit_share, and then is
-only sent. The network between encoders and replicas is not shared with KV transfers, and encoders of a
-request that is aborted meanwhile are not stopped.
+Image tokens are part of the prompt. An image is in the encoder cache with probability hit_share, and is then
+only sent. The network between encoders and replicas is not shared with KV transfers, and encoders are not
+stopped if their request is aborted.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class TransferGateway:
         return self._gateway.attempts[request_id].stop_after
 
     def num_sends(self, request_id: int) -> int:
-        """Returns how often the router has chosen a replica for a request."""
+        """Returns how many times the router has chosen a replica for a request."""
         return self._requests.attempts[request_id]
 
     def predict_for(self, routing: Routing, request: Request) -> None:
@@ -97,17 +96,17 @@ class TransferGateway:
         self.pool_counts.sent(replica, request)
 
     def returned(self, request_id: int, replica: Replica) -> None:
-        """Marks a request as back in its prefill replica, as no other replica has it."""
+        """Marks a request as back in its prefill replica, because no other replica has it."""
         self._gateway.attempts[request_id].replica = replica
 
     def released(self, replica: Replica, request: Request, num_sends: int) -> None:
         """Notifies the router that a replica has freed the slot and blocks of a transferred request.
 
-        num_sends: its value when the KV transfer began.
+        num_sends: the number of sends when the KV transfer began.
         """
         attempt = self._gateway.attempts.get(request.request_id)
         if attempt is not None and self.num_sends(request.request_id) == num_sends:
-            self._gateway.notify_router(attempt)  # else it was notified when that attempt ended
+            self._gateway.notify_router(attempt)  # otherwise it was notified when that attempt ended
         self.pool_counts.released(replica)
 
     def refuse(self, request: Request, reason: str) -> None:
@@ -118,7 +117,7 @@ class TransferGateway:
 
 
 class PrefillPools(GatewayAttachment):
-    """Sends prompts to prefill pools, and also to mixed replicas once these have enough tokens queued."""
+    """Sends prompts to prefill pools, and also to mixed replicas once those pools have long queues."""
 
     def __init__(self, kv_transfers: KvTransfers, gateway: Gateway) -> None:
         self._kv_transfers = kv_transfers
@@ -147,18 +146,18 @@ NO_PREFILL = "no prefill replica takes requests"
 
 @dataclass(slots=True, eq=False)
 class KeptKv:
-    """The KV of a complete prefill. num_cached_tokens: of its prompt, those that were found in the cache."""
+    """The KV of a complete prefill. num_cached_tokens: tokens of its prompt found in the cache."""
 
     replica: Replica
     num_tokens: int
     num_cached_tokens: int
     block_ids: list[int]
     is_claimed: bool = False
-    """Whether the request that continues with it has come."""
+    """Whether the request that continues with it has arrived."""
 
 
 class KeptPrefills(GatewayAttachment):
-    """The kept KV of a run. lease_s: seconds for which it is kept for a request that does not come.
+    """The kept KV of a run. lease_s: seconds for which it is kept without a second request.
 
     first_token: notifies the policies of the first token of a request.
     """
@@ -176,33 +175,33 @@ class KeptPrefills(GatewayAttachment):
         self.on_gone: Callable[[int], None] | None = None
         """Called with the id of each request whose KV is no longer kept."""
         self.num_expired = 0
-        """Number of times that KV was released because its lease had ended."""
+        """Number of times that KV was released because its lease had expired."""
         self._gateway = gateway
         self._kv_transfers = kv_transfers
         self._requests = requests
         self._clock = clock
         self._first_token = first_token
         self._keeping: set[int] = set()  # ids of the requests in progress whose KV will be kept
-        self._kept: dict[int, KeptKv] = {}  # by the id of the request that has computed it
-        self._source_of: dict[int, int] = {}  # request in progress -> request with whose KV it continues
+        self._kept: dict[int, KeptKv] = {}  # by the id of the request that computed it
+        self._source_of: dict[int, int] = {}  # request in progress -> request whose KV it continues with
         kv_transfers.keeps = self._keeps
         gateway.attach(self)
 
     def keep(self, request_id: int) -> None:
-        """Lets a request that is about to arrive end after its prefill, and keeps its KV."""
+        """Makes an arriving request end after its prefill, and keeps its KV."""
         self._keeping.add(request_id)
 
     def kept(self, request_id: int) -> KeptKv | None:
-        """Returns the KV of a request that is kept; None: it was never kept, or is gone."""
+        """Returns the kept KV of a request; None: it was never kept, or is gone."""
         return self._kept.get(request_id)
 
     def claim(self, request_id: int, source_id: int) -> None:
-        """Lets a request that is about to arrive continue with the KV of another one, which is kept."""
+        """Makes an arriving request continue with the kept KV of another request."""
         self._kept[source_id].is_claimed = True
         self._source_of[request_id] = source_id
 
     def lost(self, request_id: int) -> bool:
-        """Drops kept KV that was lost in a crash; returns false for a request whose KV is not kept."""
+        """Drops kept KV that was lost in a crash; returns False for a request whose KV is not kept."""
         if self._kept.pop(request_id, None) is None:
             return False
         self._gone(request_id)
@@ -253,7 +252,7 @@ class KeptPrefills(GatewayAttachment):
     # The kept KV.
 
     def _keeps(self, source: Replica, migrant: Migrant, now: float) -> bool:
-        """Ends a request that has completed its prefill; returns false for one whose KV is not to be kept."""
+        """Ends a request with a complete prefill; returns False if its KV is not to be kept."""
         request_id, requests = migrant.request.request_id, self._requests
         if request_id not in self._keeping:
             return False
@@ -271,7 +270,7 @@ class KeptPrefills(GatewayAttachment):
         return True
 
     def _expire(self, request_id: int, ends_s: float) -> ProcessGenerator:
-        """Releases kept KV at the end of its lease, unless it was claimed before."""
+        """Releases kept KV at the end of its lease, unless it was claimed."""
         yield self._clock.at(ends_s, Phase.arrive)
         kept = self._kept.get(request_id)
         if kept is not None and not kept.is_claimed:
@@ -298,14 +297,14 @@ class EncoderSettings(Checked):
     replicas: NonNegativeInt = 0
     """Encoder replicas, one GPU each; 0: prompts have no images."""
     image_share: Share = 0.5
-    """Share of the tokens of a prompt that are of images."""
+    """Share of image tokens in a prompt."""
     tokens_per_image: PositiveInt = 576
     """Tokens of an image in the prompt; 576: LLaVA-1.5, 336 x 336 pixels in patches of 14 x 14."""
     flops_per_image: Positive = 0.38e12
     """FLOPs of the encoder for an image; CLIP ViT-L/14 at 336 pixels, 577 patches: 2 x 0.304e9 weights x 577
     = 0.35e12, and attention, 4 x 577^2 x 1,024 x 24 layers = 0.03e12."""
     mfu: PositiveShare = 0.4
-    """Share of the peak FLOP/s that the encoder reaches (not measured)."""
+    """Share of the peak FLOP/s reached by the encoder (not measured)."""
     hit_share: Share = 0.0
     """Probability that the embeddings of an image are in the encoder cache."""
 
@@ -332,8 +331,8 @@ class EncoderSettings(Checked):
 class Encoders(GatewayAttachment):
     """Delays requests until the embeddings of their images are in their replica.
 
-    pool: the first pool, with the GPU of the encoders and the size of embeddings; network: that between
-    replicas.
+    pool: the first pool, with the GPU of the encoders and the size of embeddings; network: the network
+    between replicas.
     """
 
     def __init__(
@@ -356,7 +355,7 @@ class Encoders(GatewayAttachment):
         heapify(self._free_s)
 
     def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
-        """Submits a request with images to its replica, which gets it with the embeddings."""
+        """Submits a request with images to its replica, together with the embeddings."""
         num_images = self._settings.num_images(request)
         if not num_images:
             return False
@@ -367,7 +366,7 @@ class Encoders(GatewayAttachment):
         return True
 
     def _ready_s(self, request_id: int, num_images: int) -> float:
-        """Gives the images of a request to encoders; returns the time at which the embeddings are sent."""
+        """Assigns the images of a request to encoders; returns the time at which the embeddings are sent."""
         now = ready_s = self._clock.now
         random = Random(f"{self._seed}/encoders/{request_id}")
         for _ in range(num_images):

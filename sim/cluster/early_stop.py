@@ -1,24 +1,25 @@
-"""Early stops of a run: when the service is overloaded, or when the SLO can no longer be attained.
+"""Early stops of a run: when the service is overloaded, or when its SLO can no longer be attained.
 
 `OverloadStop` applies the test for overload (`overload_of`) during the run.
 
 `MissedSloStop` counts requests that are certain to miss the SLO: finished outside a limit, without a first
-token beyond the limit of TTFT, or unfinished beyond the limit of E2E. Of N requests, floor((1 - target) N)
-may miss; they are counted 400 times while requests arrive. Once more than that are certain to miss, no later
-request can change the outcome. The verdict is exact: a run that is stopped here would have missed the SLO.
-A count that cannot stop the run is left out: all but a few of the requests so far attained the SLO before it.
+token after the TTFT limit, or unfinished after the E2E limit. Of N requests, floor((1 - target) N) may miss;
+they are counted 400 times while requests arrive. Once more than that are certain to miss, no later request
+can change the outcome. The verdict is exact: a run stopped here would have missed the SLO. A count that
+cannot stop the run is skipped.
 
 Overload is a backlog that grows without bound, because more requests arrive than can be served. Beyond
-saturation the backlog grows for as long as the traffic lasts, and so do all latencies: they measure the
-length of the run, not the service. The test counts arrivals and ends of requests at times that grow by a
-factor of 2^(1/12), and looks at the second half of the time so far. The service is overloaded if
+saturation the backlog and all latencies grow as long as the traffic lasts: they measure the length of the
+run, not the service. The test counts arrivals and ends of requests at times that grow by a factor of
+2^(1/12), and uses the second half of the time so far. The service is overloaded if
 
 - in its twelve parts significantly more requests arrived than ended (t-test, 99.9 %);
-- it is long compared with the service time of a request (at least twice the 95th percentile of the time from
+- the second half is long compared with the service time of a request (at least twice the 95th percentile of
+the time from
   first work to end), so that a service that is only filling up does not count as overloaded;
 - enough requests ended (`MIN_ENDED`) to estimate the rate.
 
-The test is for open-loop traffic of a steady rate: closed-loop users cannot overload a service without
+The test is for open-loop traffic with a steady rate: closed-loop users cannot overload a service without
 bound, and a daily peak ends. Source of the idea: the over-saturation stop of guidellm, which tests the slopes
 of concurrency and of TTFT.
 """
@@ -46,7 +47,7 @@ MIN_INTERVAL_S = 0.05
 
 
 class OverloadStop:
-    """Stops the clock of a run once the service is overloaded; `found` then has the evidence.
+    """Stops the clock of a run once the service is overloaded; the evidence is then in `found`.
 
     requests_remain: returns whether requests are in progress or still to arrive.
     """
@@ -68,7 +69,7 @@ class OverloadStop:
         clock.begin(self._check_in_turn())
 
     def _check_in_turn(self) -> ProcessGenerator:
-        """Checks again and again, until no requests remain or the run is stopped."""
+        """Checks repeatedly until no requests remain or the run is stopped."""
         while self.found is None:
             yield self._clock.at(FIRST_S * 2 ** ((len(self._counts) - 1) / PARTS), Phase.control)
             if not self._requests_remain():
@@ -90,8 +91,8 @@ class OverloadStop:
 class MissedSloStop:
     """Stops the clock of a run once the SLO is out of reach; `found` then has the evidence.
 
-    num_requests: number of requests of the whole run, the last of which arrives at last_arrival_s, in
-    seconds. requests_remain: returns whether requests are in progress or still to arrive.
+    num_requests: number of requests of the whole run; the last one arrives at last_arrival_s, in seconds.
+    requests_remain: returns whether requests are in progress or still to arrive.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class MissedSloStop:
         clock.begin(self._check_in_turn())
 
     def _check_in_turn(self) -> ProcessGenerator:
-        """Counts again and again, until no requests remain or the run is stopped."""
+        """Counts repeatedly until no requests remain or the run is stopped."""
         for number in count(1):
             yield self._clock.at(number * self._interval_s, Phase.control)
             if not self._requests_remain():
@@ -128,7 +129,7 @@ class MissedSloStop:
                 return
 
     def _num_missed(self) -> int:
-        """Returns how many requests are certain to miss the SLO; 0, uncounted, if they cannot be too many."""
+        """Returns how many requests are certain to miss the SLO; 0, uncounted, if too few could miss it."""
         if self._requests.has_arrived.count(True) - self._num_attained <= self._allowed:
             return 0
         missed, self._num_attained = verdicts(self._requests, self._slo, self._clock.now)
@@ -136,7 +137,7 @@ class MissedSloStop:
 
 
 def most_missed(num_requests: int, target: float) -> int:
-    """Returns how many requests may miss the SLO: 1 of 15 at a target of 0.9, as 14 must attain it."""
+    """Returns how many requests may miss the SLO: 1 of 15 at a target of 0.9, because 14 must attain it."""
     return num_requests - math.ceil(target * num_requests * (1 - 1e-12))
 
 
@@ -178,7 +179,7 @@ SERVICE_TIMES = 2.0
 
 
 class Count(NamedTuple):
-    """Numbers of requests that have arrived and that have ended by a time in seconds."""
+    """Numbers of arrived and ended requests at a time in seconds."""
 
     at_s: float
     arrived: int

@@ -1,30 +1,28 @@
-"""Failures of replicas, and the recovery of the requests that a crash has lost.
+"""Failures of replicas, and the recovery of requests lost in a crash.
 
 Failures are scripted, drawn at random, or caused by a bad release.
 
 The settings define the schedule; `FailureInjector` applies its failures to the replicas of a fleet, and ends
 them. Every replica draws from its own random streams, so its failures do not depend on the number of
-replicas. The schedule is generated lazily. Failures of different events may overlap; those of one event on
-one replica do not.
+replicas. The schedule is generated lazily. Failures of one event on one replica never overlap; failures of
+different events may. A replica is down while any crash lasts, and slowed by the product of all active
+factors. A crash of a replica that has not started yet, or is gone, has no effect.
 
-Failures of one replica may overlap: it is down while any crash lasts, and slow by all factors together. A
-crash of a replica that has not started yet, or is gone, changes nothing.
-
-A recovery keeps more or less of the computed work:
+Recovery keeps different parts of the computed work:
 
     scratch   Nothing is kept: the request restarts, and its client gets the output from the beginning.
     tokens    The gateway keeps the tokens that it has streamed. The request continues after them in another
               replica, which recomputes the KV of prompt and tokens that it does not have in its cache.
               This is NVIDIA Dynamo's request migration.
-    kv        Also, KV is copied to the host memory of another replica while it is computed. That part is read
-              from there, the rest is recomputed. This is replication as in DejaVu (Strati et al., ICML 2024),
-              where a worker sends the KV of each token to the next worker. If that replica is down, too,
-              recovery is as with tokens.
+    kv In addition, KV is copied to the host memory of another replica while it is computed. That part is
+    loaded from there; the rest is recomputed. This is replication as in DejaVu (Strati et al., ICML 2024),
+    where a worker sends the KV of each token to the next worker. If that replica is also down, recovery is as
+    with tokens.
 
 Streamed tokens are never sampled, emitted or counted again. A request that cannot continue in the chosen
-replica, because the KV memory of that one is too small, restarts there.
+replica because its KV memory is too small restarts there.
 
-`Recovery` has the settings; `Resends` lets the requests that a crash has lost continue with what was kept.
+`Recovery` has the settings; `Resends` continues lost requests with the kept work.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ Pools = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AffectedReplicas(Checked):
-    """The replicas that an event affects: those listed, those of a pool, or all."""
+    """The replicas that an event affects: a list, a pool, or all."""
 
     replicas: tuple[Annotated[NonNegativeInt, "the first replica is 0"], ...] = ()
     """Indices in the fleet; empty: all replicas, or those of `pool`."""
@@ -105,7 +103,7 @@ class AffectedReplicas(Checked):
 
 
 class Event(Protocol):
-    """Settings of one source of failures, which may occur once or repeatedly."""
+    """Settings of one source of failures, which may fail once or repeatedly."""
 
     def check(self, num_replicas: int, pools: Pools) -> None:
         """Raises ValueError for a replica or a pool that is not in the fleet."""
@@ -122,13 +120,13 @@ class Event(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scripted(AffectedReplicas):
-    """One failure at a given time, at every affected replica."""
+    """One failure at a given time, on every affected replica."""
 
     kind: FailureKind
     at_s: Annotated[NonNegative, Unit("s"), "a run begins at 0"]
     duration_s: Annotated[Positive, Unit("s")]
     factor: float | None = None
-    """Factor on durations; for a straggler and a slow link."""
+    """Factor on durations, for a straggler or a slow link."""
 
     def __post_init__(self) -> None:
         AffectedReplicas.__post_init__(self)
@@ -143,8 +141,8 @@ class Random(AffectedReplicas):
     """Independent random failures of each replica: a renewal process of times with and without a failure.
 
     Times have a Weibull distribution with these means; shape 1 is exponential, shapes below 1 model early
-    failures (or a few long repairs), shapes above 1 wear. Availability, the share of time without a failure:
-    mtbf_s / (mtbf_s + mttr_s).
+    failures (or a few long repairs), shapes above 1 model wear. Availability, the share of time without a
+    failure: mtbf_s / (mtbf_s + mttr_s).
     """
 
     kind: FailureKind
@@ -155,7 +153,7 @@ class Random(AffectedReplicas):
     failure_shape: Annotated[float, Ge(0.1), FINITE] = 1.0
     repair_shape: Annotated[float, Ge(0.1), FINITE] = 1.0
     factor: float | None = None
-    """Factor on durations; for a straggler and a slow link."""
+    """Factor on durations, for a straggler or a slow link."""
     together: bool = False
     """Whether all affected replicas fail at the same time, as with the power of a rack."""
 
@@ -165,7 +163,7 @@ class Random(AffectedReplicas):
 
     def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Failure]:
         keys = () if self.together else (replica,)
-        rng = stream(seed, f"troubles.{event}", *keys)  # an earlier name: it keeps the draws of a seed
+        rng = stream(seed, f"troubles.{event}", *keys)  # an earlier name, which keeps a seed's draws
         now = 0.0
         while True:
             now += _weibull(rng, self.mtbf_s, self.failure_shape)
@@ -176,12 +174,12 @@ class Random(AffectedReplicas):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRelease(AffectedReplicas):
-    """A release that makes some replicas slow, or has them crash again and again, until it is rolled back."""
+    """A release that slows some replicas down, or makes them crash repeatedly, until it is rolled back."""
 
     at_s: Annotated[NonNegative, Unit("s"), "a run begins at 0"]
     rolled_back_after_s: Annotated[Positive, Unit("s")]
     share: PositiveShare = 1.0
-    """Share of the affected replicas that get the release: evenly spread, the first among them."""
+    """Share of the affected replicas that get the release, evenly spread, including the first one."""
     factor: float | None = None
     """Factor on the durations of their iterations; None: they crash."""
     crash_after_s: Annotated[Positive, Unit("s")] = 60.0
@@ -238,7 +236,7 @@ class Failures:
     def of_replica(
         self, seed: int, replica: int, until_s: float, pools: Pools | None = None
     ) -> Iterator[Failure]:
-        """Yields the failures of one replica as in `schedule`, also for a replica that is added later."""
+        """Yields the failures of one replica as in `schedule`, also for a replica added later."""
         pools = pools or {}
         placed = [(i, event, event.place(replica, pools)) for i, event in enumerate(self.events)]
         own = [event.of_replica(seed, i, replica, place) for i, event, place in placed if place is not None]
@@ -267,8 +265,8 @@ _FATAL = (FailureKind.crash, FailureKind.host_out_of_memory)
 class FailureInjector:
     """Injects the failures of a run.
 
-    on_lost is called with the id of every request that a crash has lost. requests_remain: returns whether
-    requests are in progress or still to arrive.
+    on_lost is called with the id of every request lost in a crash. requests_remain: returns whether requests
+    are in progress or still to arrive.
     """
 
     def __init__(
@@ -295,7 +293,7 @@ class FailureInjector:
                 self.add(member)
 
     def add(self, member: Member) -> None:
-        """Adds a replica of the fleet, to which failures may happen from now on."""
+        """Adds a replica of the fleet, which may fail from now on."""
         if self._failures.events:
             index = member.replica.index
             self._pools[member.replica.pool.name].append(index)
@@ -305,7 +303,7 @@ class FailureInjector:
             self._clock.begin(self._fail_in_turn(member, ahead))
 
     def _fail_in_turn(self, member: Member, failures: Iterator[Failure]) -> ProcessGenerator:
-        """Lets the failures of a replica happen; each is drawn when the one before it begins."""
+        """Runs the failures of a replica; each one is drawn when the previous one begins."""
         for failure in failures:
             yield self._clock.at(failure.at_s, Phase.control)
             if not self._requests_remain() or member.state is State.gone:
@@ -314,19 +312,19 @@ class FailureInjector:
                 self._clock.begin(self._fail(member, failure))
 
     def _fail(self, member: Member, failure: Failure) -> ProcessGenerator:
-        """Lets one failure happen: it is in force for its duration."""
+        """Runs one failure: it is active for its duration."""
         self.begin(member, failure)
         yield self._clock.at(self._clock.now + failure.duration_s, Phase.control)
         self.end(member, failure)
 
     def begin(self, member: Member, failure: Failure) -> None:
-        """Begins a failure, which is in force until `end`."""
+        """Begins a failure, which is active until `end`."""
         self.happened.append(failure)
         self._active.setdefault(failure.replica, []).append(failure)
         self._apply(member)
 
     def end(self, member: Member, failure: Failure) -> None:
-        """Ends a failure that has begun; one without a known duration has one now."""
+        """Ends an active failure, and sets its duration if it was unknown."""
         self._active[failure.replica].remove(failure)
         if isinf(failure.duration_s):
             lasted_s = self._clock.now - failure.at_s
@@ -372,12 +370,12 @@ class Recovery(Checked):
 
     @property
     def keeps_tokens(self) -> bool:
-        """True if a request continues after the tokens that its client already has."""
+        """True if a request continues after the tokens that its client already received."""
         return self.way != "scratch"
 
 
 class Resends(GatewayAttachment):
-    """Has the gateway resend lost requests, and lets them continue with what is kept of their work.
+    """Makes the gateway resend lost requests, which continue with their kept work.
 
     kv_transfers, kv_replication: None if the run has none.
     """
@@ -389,7 +387,7 @@ class Resends(GatewayAttachment):
         requests: RequestLog,
         first_tokens: FirstTokens,
     ) -> None:
-        # Both are set by `GatewayAssembly`, as they call the gateway.
+        # Both are set by `GatewayAssembly`, because they call the gateway.
         self.kv_transfers: KvTransfers | None = None
         self.kv_replication: KvReplication | None = None
         self._gateway = gateway
@@ -397,11 +395,11 @@ class Resends(GatewayAttachment):
         self._first_tokens = first_tokens
 
     def lost(self, request_id: int) -> None:
-        """Handles a request that a crash has lost: resends it, or fails the attempt."""
+        """Handles a request lost in a crash: resends it, or fails the attempt."""
         attempt = self._gateway.attempts[request_id]
         request, transfers = attempt.arrival.request, self.kv_transfers
         if attempt.has_left and attempt.replica is not None and attempt.replica.holds(request_id):
-            return  # The replica that crashed was transferring its KV; the target replica aborts the request.
+            return  # The crashed replica was transferring its KV; the target replica aborts the request.
         if attempt.has_left or transfers is None or not transfers.lost(request):
             self._gateway.lost(request_id)
 
@@ -431,10 +429,10 @@ class Resends(GatewayAttachment):
         self._requests.lost_kv.pop(request_id, None)
 
     def _migrant(self, attempt: RequestAttempt, replica: Replica, request: Request) -> Migrant | None:
-        """Returns the state with which a request continues in a replica; None: it restarts from scratch.
+        """Returns the state from which a request continues in a replica; None: it restarts from scratch.
 
-        None if nothing was kept, or if the replica has too little KV memory. At least two tokens are left to
-        compute, so that the next token comes from a prefill.
+        That is the case if nothing was kept, or if the replica has too little KV memory. At least two tokens
+        are left to compute, so that the next token comes from a prefill.
         """
         request_id, arrival = request.request_id, attempt.arrival
         num_known = request.prompt.num_tokens + self._requests.output_tokens[request_id]
@@ -452,7 +450,7 @@ class Resends(GatewayAttachment):
         return Migrant(request, num_known, num_computed)
 
     def _restart_from_scratch(self, attempt: RequestAttempt) -> None:
-        """Drops the tokens and the KV that were kept of a request, which then restarts from scratch."""
+        """Drops the kept tokens and KV of a request, which then restarts from scratch."""
         request_id = attempt.arrival.request.request_id
         attempt.is_resumed = False
         self._requests.lose(request_id, in_crash=True)

@@ -6,8 +6,7 @@ starting --ready--> serving --drain--> draining --last request ended--> gone
                        v  |
                        down
 
-One idea in more than 400 lines: for policies that compare all replicas, the fleet has their load counts in
-one array each.
+For policies that compare all replicas, the fleet keeps each load count in one array.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Member:
         self.down: list[list[float]] = []  # [start, end] of each downtime, s
         self.state = state
         self.cold_start: Process | None = None  # while it lasts
-        self.is_reached = True  # False: its link is down, and it only continues the requests that it has
+        self.is_reached = True  # False: its link is down, so it only continues its current requests
 
 
 class ServingModel(dict[str | None, list[Replica]]):
@@ -86,7 +85,9 @@ class ServingModel(dict[str | None, list[Replica]]):
 
 
 class Fleet:
-    """The replicas of a run by index; an index is never reused. A list that changes is replaced by a new one.
+    """The replicas of a run by index; an index is never reused.
+
+    Lists are replaced when they change, never modified.
 
     serving       accept requests from clients: replicas of prefill and mixed pools
     prefilling    preferred among these: the replicas of prefill pools if there are any, else all
@@ -111,15 +112,17 @@ class Fleet:
         self.pools = pools
         self.members: list[Member] = []
         self.start_from_zero: dict[int, Callable[[], bool]] = {}
-        """By index of a pool that scales to zero: starts a replica if it has none; returns whether it did."""
+        """Functions that start a replica in an empty pool that scales to zero and return whether they did, by
+        pool index.
+        """
         self.serving: list[Replica] = []
         self.prefilling: list[Replica] = []
         self.decoding: list[Replica] = []
         self.decoding_all: list[Replica] = []
-        self._present: list[list[Member]] = [[] for _ in pools]  # by pool, without those that have gone
+        self._present: list[list[Member]] = [[] for _ in pools]  # by pool, without stopped ones
         self._loads = Loads()
         self.serving_model = ServingModel(self.serving, self._loads)
-        """The replicas of `serving` by the name of their model."""
+        """The replicas of `serving`, by the name of their model."""
         self.on_gone: Callable[[Member], None] | None = None
         self._context = context
         self._attach = attach
@@ -133,7 +136,7 @@ class Fleet:
 
     @property
     def replicas(self) -> list[Replica]:
-        """All replicas of the run, also those that have gone, by index."""
+        """All replicas of the run, including stopped ones, by index."""
         return [member.replica for member in self.members]
 
     def is_starting(self, model: str | None) -> bool:
@@ -162,7 +165,7 @@ class Fleet:
         return first
 
     def for_decode(self, request: Request) -> list[Replica]:
-        """Returns the replicas from which the router chooses for a request that has completed its prefill.
+        """Returns the replicas from which the router chooses for a request with a complete prefill.
 
         Mixed replicas are among them if no decode replica has room for the KV of the prompt.
         """
@@ -175,13 +178,13 @@ class Fleet:
         return first
 
     def of_pool(self, pool_index: int, *states: State) -> list[Member]:
-        """Returns the members of a pool in any of these states, by index; never those that have gone."""
+        """Returns the members of a pool in any of these states, by index; never stopped ones."""
         return [member for member in self._present[pool_index] if member.state in states]
 
     def start(self, pool_index: int, now: float, instead_of: Member | None = None) -> Member:
         """Starts a replica, which is paid for from now on; `ready` makes it accept requests.
 
-        instead_of: a replica that has gone, on the devices of which it runs.
+        instead_of: a stopped replica whose devices it takes over.
         """
         return self._append(pool_index, now, State.starting, instead_of)
 
@@ -199,7 +202,7 @@ class Fleet:
         clock = self._context.clock
         try:
             yield clock.at(clock.now + cold_start_s, Phase.control)
-        except Interrupt:  # the replica is not needed any more
+        except Interrupt:  # the replica is no longer needed
             return
         member.cold_start = None
         self.ready(member, clock.now)
@@ -272,7 +275,7 @@ class Fleet:
     def slow_links(self, member: Member, factor: float) -> None:
         """Multiplies the duration of the copies of a replica by `factor`; 1: normal speed.
 
-        Copies between its memory tiers that have begun keep their duration.
+        Copies between its memory tiers that are in progress keep their duration.
         """
         member.replica.copies.links.slowdown = factor
         if self._interconnect is not None:
@@ -289,7 +292,7 @@ class Fleet:
         return tuple(pools), tuple(_record(member, end_s) for member in self.members)
 
     def next_serving(self, replica: Replica) -> Replica | None:
-        """Returns the next replica by index that serves and is reached; None: there is no other."""
+        """Returns the next serving and reachable replica by index; None: there is no other."""
         for place in range(1, len(self.members)):
             other = self.members[(replica.index + place) % len(self.members)]
             if other.state is State.serving and other.is_reached:
@@ -369,7 +372,7 @@ def _record(member: Member, end_s: float) -> ReplicaRecord:
 
 
 FEW = 16
-"""Number of replicas up to which reading the count of each costs no more than updating an array."""
+"""Number of replicas up to which reading each count takes no longer than updating an array."""
 
 
 class Loads:

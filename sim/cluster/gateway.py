@@ -31,5 +31,5 @@ class Gateway(GatewayOf[Replica, Arrival, Sequence]):
 
 
 def output_length(requests: RequestLog, request_id: int) -> int | None:
-    """Returns the output tokens of a complete request; None for another end."""
+    """Returns the output tokens of a complete request; None for any other end."""
     return requests.output_tokens[request_id] if requests.status[request_id] == FINISHED else None

@@ -1,4 +1,4 @@
-"""Builds the gateway of a run and attaches the parts that the run needs: see `policies.gateway`."""
+"""Builds the gateway of a run and attaches the required parts: see `policies.gateway`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class GatewayAssembly:
             )
 
     def kept_prefills(self) -> KeptPrefills | None:
-        """Attaches and returns the prefills that are kept for clients; None: there are no prefill pools."""
+        """Attaches and returns the kept prefills; None: there are no prefill pools."""
         kv_transfers = self.resends.kv_transfers
         if kv_transfers is None:
             return None

@@ -1,8 +1,8 @@
 """A simulation whose requests come from outside while it runs, such as from the clients of a server.
 
-The caller owns the time: it advances the simulation to the present, adds requests, and is told every token.
-Every iteration is one event, which gives the same times as leaps (`sim/engine/replica.py`), because a caller
-that streams tokens must see each of them at its time.
+The caller owns the time: it advances the simulation to the present, adds requests, and receives every token.
+Every iteration is one event, because a caller that streams tokens must see each token at its time. The times
+are the same as with leaps (`sim/engine/replica.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from sim.workload.recording import TrafficLog
 
 
 class Ended(NamedTuple):
-    """The end of a request. reason: of a rejection, or "length" if a limit has ended the output."""
+    """The end of a request.
+
+    reason: the reason of a rejection, or "length" if a limit has ended the output.
+    """
 
     status: Status
     reason: str
@@ -42,7 +45,7 @@ class Ended(NamedTuple):
 
 
 class Listener(Protocol):
-    """Receives what the requests of a live simulation bring, at the simulated time at which it happens."""
+    """Receives the events of a live simulation's requests, at their simulated times."""
 
     def progressed(self, request_id: int, num_output_tokens: int) -> None:
         """Handles new output tokens; num_output_tokens counts all tokens of the request so far."""
@@ -51,7 +54,7 @@ class Listener(Protocol):
         """Handles the end of a request: it is complete, was aborted, or was rejected."""
 
     def lost_tokens(self, request_id: int) -> None:
-        """Handles a crash after which a request begins again, though tokens of it have been reported.
+        """Handles a crash after which a request restarts although some of its tokens have been reported.
 
         Its tokens are reported again only from the first new one on.
         """
@@ -75,7 +78,7 @@ class LiveSource:
 
 
 class LiveRecording:
-    """Keeps the records of a live run until they are ended, which may be before the run ends."""
+    """Keeps the records of a live run until they are closed, which may be before the run ends."""
 
     def __init__(self) -> None:
         self.requests = RequestLog()
@@ -83,11 +86,11 @@ class LiveRecording:
 
     @property
     def have_ended(self) -> bool:
-        """True if what happens now is in no record."""
+        """True if current events are not recorded."""
         return self._ended is not None
 
     def end_now(self, run: RecordedRun) -> None:
-        """Keeps what has been recorded up to now."""
+        """Keeps the records up to now."""
         now, requests = run.clock.now, self.requests.copied()
         cuts = [
             replica.recorder.cut(requests, replica.intake.entries(), now) for replica in run.fleet.replicas
@@ -95,10 +98,10 @@ class LiveRecording:
         self._ended = requests, [log for log, _ in cuts], [rows for _, rows in cuts], run.figures(now)
 
     def hand_on(self, run: RecordedRun) -> None:
-        """Does nothing: no record leaves before the end."""
+        """Does nothing: no records are flushed before the end."""
 
     def end(self, run: RecordedRun, end_s: float, *, interrupted: bool) -> RunRecords:
-        """Returns the records up to `end_now`, or to end_s if that was not called."""
+        """Returns the records up to the call of `end_now`, or up to end_s without it."""
         if self._ended is None:
             return whole_records(self.requests, run, run.figures(end_s), interrupted=interrupted)
         return tables(*self._ended, interrupted=interrupted)
@@ -120,17 +123,18 @@ class LiveSimulation(Simulation):
     ) -> None:
         self._listener = listener
         self._attach_own = attach
-        self._due: list[TokenFeed] = []  # feeds of the replicas that end an iteration with the present event
+        self._due: list[TokenFeed] = []  # feeds of the replicas that end an iteration with the current event
         self._feeds: list[TokenFeed] = []
-        self._num_emitted: dict[int, int] = {}  # output tokens by request id, of the requests in progress
+        self._num_emitted: dict[int, int] = {}  # output tokens of the requests in progress, by request id
         self._is_open = True
         self.traffic = TrafficLog()
-        """The requests as they came, until the records end; from them the run can be repeated."""
+        """The requests in order of arrival, until the records are closed; the run can be repeated from them.
+        """
         self._records = LiveRecording()
         self._never = Interrupt()
         self._keeps_tokens = cluster.recovery.keeps_tokens
         self.kept_prefills: KeptPrefills | None = None
-        """The prefills that are kept for clients; None: the run has no prefill pools."""
+        """The kept prefills; None: the run has no prefill pools."""
         super().__init__(
             source=LiveSource(),
             pools=pools,
@@ -153,7 +157,7 @@ class LiveSimulation(Simulation):
 
     @property
     def requests(self) -> RequestLog:
-        """The records of all requests so far, to be read only."""
+        """The records of all requests so far, read-only."""
         return self._requests
 
     @property
@@ -164,8 +168,8 @@ class LiveSimulation(Simulation):
     def add(self, arrival: Arrival) -> None:
         """Adds a request, which arrives at `at_s`, or just after `now` if that has passed.
 
-        It does not arrive at `now` itself, as the plans of that time are made already: a run that knows this
-        arrival in advance would have it in them. Request ids count from 0.
+        It does not arrive at `now` itself, because the plans of that time are already made: a run with this
+        arrival known in advance would include it in them. Request ids count from 0.
         """
         request_id = arrival.request.request_id
         self._num_ahead += 1
@@ -178,8 +182,8 @@ class LiveSimulation(Simulation):
     def abort(self, request_id: int, at_s: float) -> None:
         """Aborts a request whose client has gone, at at_s, or just after `now` if that has passed.
 
-        `ended` follows, perhaps after an iteration, unless the request has ended before. A request that is
-        added and aborted at once arrives first.
+        `ended` follows, possibly after an iteration, unless the request has already ended. A request that is
+        added and aborted at the same time arrives first.
         """
         if request_id not in self._num_emitted:
             return
@@ -191,7 +195,7 @@ class LiveSimulation(Simulation):
         self._clock.begin(self._give_up_at(time_s, request_id))
 
     def advance(self, until_s: float, max_events: int) -> bool:
-        """Processes the events that are due by until_s; returns false if some are left after max_events."""
+        """Processes the events that are due by until_s; returns False if some are left after max_events."""
         clock, due, never = self._clock, self._due, self._never
         for _ in range(max_events):
             if not clock.run_some(1, until_s, never):
@@ -210,22 +214,25 @@ class LiveSimulation(Simulation):
             self.fleet.serve_after(member, member.replica.pool.cold_start_s)
 
     def serve_adapter(self, adapter: Adapter) -> None:
-        """Lets all replicas serve one more LoRA adapter.
+        """Makes all replicas serve one more LoRA adapter.
 
-        Engines that are created later get it from the list from which their pool was made.
+        Engines created later get it from the adapter list of their pool.
         """
         for replica in self.fleet.replicas:
             if replica.core.residents is not None:
                 replica.core.residents.serve(adapter)
 
     def clear_prefix_caches(self) -> None:
-        """Evicts the KV of all replicas that no running request uses; other memory tiers keep theirs."""
+        """Evicts the KV that no running request uses from all GPUs.
+
+        Other memory tiers keep their contents.
+        """
         self.traffic.remark("its prefix caches cleared")
         for replica in self.fleet.replicas:
             replica.core.block_pool.clear_cache()
 
     def empty_engines(self) -> None:
-        """Replaces all engines by empty ones, of which all KV is free; no request may be in progress."""
+        """Replaces all engines by empty ones with free KV memory; no request may be in progress."""
         assert not self.num_in_progress
         self.traffic.remark("engines that slept")
         for member in self.fleet.members:
@@ -240,7 +247,7 @@ class LiveSimulation(Simulation):
         return logs + self.traffic.num_bytes
 
     def end_records(self) -> None:
-        """Ends the records now; what comes later is in none of them, and `discard_records` drops it.
+        """Closes the records now; later events are not included, and `discard_records` drops them.
 
         Requests in progress are unfinished in the records. From now on, the id of a request that has ended
         may be that of a new one after `RequestLog.clear`.
@@ -263,7 +270,7 @@ class LiveSimulation(Simulation):
     def emitted(self, request_id: int, num_tokens: int) -> None:
         """Reports that a request has num_tokens output tokens, if its client has seen fewer.
 
-        A request that another replica begins again, after a crash, repeats tokens that its client has.
+        A request that restarts after a crash repeats tokens that its client already has.
         """
         if num_tokens > self._num_emitted.get(request_id, num_tokens):
             self._num_emitted[request_id] = num_tokens
@@ -288,7 +295,7 @@ class LiveSimulation(Simulation):
         return attach_to
 
     def _on_first_token(self, request_id: int) -> None:
-        """Reports the tokens of the replica of a request whose first token may have come with its KV."""
+        """Reports the tokens of a request's replica; its first token may have arrived with its KV."""
         self._due.extend(feed for feed in self._feeds if feed.follows(request_id))
 
     def _requests_remain(self) -> bool:
@@ -314,9 +321,9 @@ class LiveSimulation(Simulation):
 class TokenFeed(Attachment):
     """Reports the output tokens of a replica's sequences after each iteration.
 
-    due: the list to which the feed adds itself when its replica is about to end an iteration; `emit` is to be
-    called after that. on_tokens(request_id, num_tokens) is called for every sequence of the engine that may
-    have new tokens.
+    due: the list to which the feed adds itself when its replica is about to end an iteration; call `emit`
+    after that. on_tokens(request_id, num_tokens) is called for every sequence of the engine that may have new
+    tokens.
     """
 
     def __init__(
@@ -346,7 +353,7 @@ class TokenFeed(Attachment):
     def emit(self) -> None:
         """Reports the tokens of all sequences; the KV of a held-back token has not arrived yet.
 
-        The newest come first, so that a first token does not wait until the others are sent.
+        The newest sequences come first, so a first token does not wait for the others.
         """
         prompt_tokens, held_back, on_tokens = (
             self._requests.prompt_tokens,

@@ -1,4 +1,4 @@
-"""Receivers of a run's records, which keep them until the end or hand them on in chunks."""
+"""Receivers of a run's records, which keep them until the end or pass them on in chunks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecordedRun(Protocol):
         """End of the last of them, s."""
 
     def figures(self, end_s: float) -> dict[str, Any]:
-        """Returns the fields of `RunRecords` that are no tables, for a run that ends at end_s."""
+        """Returns the fields of `RunRecords` that are not tables, for a run that ends at end_s."""
 
 
 class Recording(Protocol):
@@ -48,7 +48,7 @@ class Recording(Protocol):
         """The log in which the parts of the simulation record the requests."""
 
     def hand_on(self, run: RecordedRun) -> None:
-        """Hands on the records so far if a chunk is due; called again and again during the run."""
+        """Passes on the records so far if a chunk is due; called repeatedly during the run."""
 
     def end(self, run: RecordedRun, end_s: float, *, interrupted: bool) -> RunRecords:
         """Returns the records of a run that ends at end_s, in seconds."""
@@ -71,7 +71,7 @@ class WholeRecording:
 def whole_records(
     requests: RequestLog, run: RecordedRun, figures: Mapping[str, Any], *, interrupted: bool
 ) -> RunRecords:
-    """Returns the records of a run whose logs have not been cut yet. figures: see `tables`."""
+    """Returns the records of a run whose logs have not been divided. figures: see `tables`."""
     recorders = [replica.recorder for replica in run.fleet.replicas]
     logs = [recorder.iterations.cut() for recorder in recorders]
     rows = [recorder.events.rows for recorder in recorders]
@@ -88,7 +88,7 @@ def tables(
 ) -> RunRecords:
     """Returns the records of a run from its logs, which are dropped.
 
-    logs, rows: of the iterations and events of each replica. figures: the fields that are no tables.
+    logs, rows: of the iterations and events of each replica. figures: the fields that are not tables.
     """
     own_gaps = own_gaps_table(logs)
     speculation = speculation_record(logs, [replica.pool for replica in figures["replicas"]])

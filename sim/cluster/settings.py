@@ -1,4 +1,4 @@
-"""Settings of a cluster besides those of its pools, and settings of the simulation itself."""
+"""Settings of a cluster (apart from its pools), and settings of the simulation itself."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class SimSettings(Checked):
     stop_missed: bool = False
     """Stops early once the attainment target of the SLO is out of reach: see `sim.cluster.early_stop`."""
     shards: int | Literal["auto"] | None = None
-    """Number of parts in which replicas are simulated apart, with the same result: see `sim.shards`; auto: by
-    cores, replicas and requests; null: the whole run at once."""
+    """Number of parts in which replicas are simulated separately, with the same result: see `sim.shards`;
+    auto: chosen from cores, replicas and requests; null: the run is not divided.
+    """
     thin: Annotated[PositiveInt, "20 simulates one replica in twenty"] = 1
     """Simulates one in `thin` replicas with one in `thin` requests: see `sim.setup.thinning`; 1: all."""
 
@@ -52,14 +53,14 @@ class SimSettings(Checked):
 class ClusterSettings(Checked):
     """Settings shared by the replicas of all pools, as objects. Raises ValueError for an invalid setting.
 
-    The class has no slots because `Scenario` inherits it beside `PoolSettings`, which has them.
+    The class has no slots because `Scenario` also inherits `PoolSettings`, which has them.
     """
 
     routing: Routing
     decode_routing: Routing = LeastOutstanding()
     """Chooses the decode replica after a prefill."""
     prediction: LengthPredictor | None = None
-    """Predicts output lengths for routers that need them; None: there is no predictor."""
+    """Predicts output lengths for routers that need them; None: no predictor."""
     admission: Admission = field(default_factory=AdmitAll)
     """Decides which requests are admitted."""
     retries: Retries = field(default_factory=lambda: Retries(max_attempts=1))
@@ -69,7 +70,7 @@ class ClusterSettings(Checked):
     max_resends: NonNegativeInt = 1
     """Maximum number of times that the service resends a request after crashes of its replica."""
     recovery: Recovery = Recovery()
-    """Recovery of a request that is resent: the part of its work that is kept."""
+    """Recovery of a resent request: the part of its work that is kept."""
     signal_age_s: float = 0.05
     """Maximum age of the load signals that routers read, s; 0: always current. 50 ms is the default of the
     Gateway API."""
@@ -79,11 +80,11 @@ class ClusterSettings(Checked):
     roles: Roles = Fixed()
     """Decides which replicas change between prefill and decode pools."""
     migration: Migration = Stay()
-    """Decides which running requests continue on another replica."""
+    """Decides which running requests move to another replica."""
     encoders: EncoderSettings = field(default_factory=EncoderSettings)
     """Images in prompts, and the replicas that encode them."""
     turns: Turns = field(default_factory=Turns)
-    """Decides which model is awake, if the pools share their GPUs."""
+    """Decides which model is awake, if the pools share GPUs."""
     slo: Slo | None = None
     seed: NonNegativeInt = 0
 

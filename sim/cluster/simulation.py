@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 EVENTS_BETWEEN_REPORTS = 4096
 AFTER_USERS: Final = Phase.control + 1
-"""Phase after the events of processes of the user's at the same time."""
+"""Phase after the events of user processes at the same time."""
 
 
 def check_fleet(routing: Routing, num_replicas: int) -> None:
@@ -54,9 +54,9 @@ class Simulation:
     """One run of the replicas of all pools.
 
     cluster: its policies are used without a copy, so their state changes. on_plan is called with every plan
-    before its first iteration. attach: processes of the user's, see `sim.cluster.attached`. recording: what
-    becomes of the records; None: they are kept whole. Raises ValueError if the settings of the router do not
-    fit the number of replicas.
+    before its first iteration. attach: user processes, see `sim.cluster.attached`. recording: the receiver of
+    the records; None: all are kept. Raises ValueError if the settings of the router do not fit the number of
+    replicas.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class Simulation:
         self._requests = self._recording.requests
         self._busy_times: dict[int, BusyTime] = {}  # by replica index, if a pool is scaled
         self.num_ended = 0
-        self._num_ahead = 0  # requests that will arrive or have not ended
+        self._num_ahead = 0  # future and unfinished requests
         self._is_cut_short = False
         self.last_end_s = 0.0
-        """End of the last request that has ended, s; the clock runs on to timers that are no longer valid."""
+        """End of the last ended request, s; the clock may advance further to timers that are no longer valid.
+        """
         self.is_unfinished = False
-        """Whether requests were in progress or still to arrive when the run ended."""
+        """Whether requests were unfinished or still to arrive when the run ended."""
         self._assembly = assembly = GatewayAssembly(
             pools,
             cluster,
@@ -150,7 +151,7 @@ class Simulation:
         cluster: ClusterSettings,
         on_plan: Callable[[StepPlan], None] | None,
     ) -> Callable[[Replica], None]:
-        """Returns the function that attaches to each new replica the listeners that this run needs.
+        """Returns the function that attaches the listeners that this run needs to each new replica.
 
         Signals and caches are attached only if a policy reads them.
         """
@@ -253,7 +254,7 @@ class Simulation:
     def run(self, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Runs until all requests have ended, until_s, or Ctrl-C; returns the records up to then.
 
-        report(simulated time in seconds, number of ended requests) is called from time to time.
+        report(simulated time in seconds, number of ended requests) is called periodically.
         """
         clock = self._clock
         clock.begin(self._arrive_in_turn())
@@ -289,7 +290,7 @@ class Simulation:
         self._clock.stop()
 
     def _end_traffic(self) -> bool:
-        """Lets replicas serve requests that they hold back, as nothing else will happen; True if any does."""
+        """Makes replicas serve held-back requests because no other event will occur; True if any does."""
         waiting = [replica for replica in self.fleet.replicas if replica.core.end_traffic()]
         for replica in waiting:
             replica.replan()
@@ -304,7 +305,7 @@ class Simulation:
         return self._recording.end(self, end_s, interrupted=interrupted)
 
     def _arrive_in_turn(self) -> ProcessGenerator:
-        """Lets all open-loop requests arrive; one is read ahead, so that a long trace needs no memory."""
+        """Processes all open-loop arrivals; only one is read ahead, so a long trace needs no memory."""
         for arrival in self._arrivals:
             self._next = arrival
             self._num_ahead += 1
@@ -313,13 +314,13 @@ class Simulation:
         self._next = None
 
     def _arrive(self, arrival: Arrival) -> None:
-        """Lets a request reach the gateway, and schedules the moment at which its client gives up, if any."""
+        """Passes a request to the gateway, and schedules the time at which its client gives up, if any."""
         self.gateway.arrive(arrival)
         if arrival.gives_up_s is not None:
             self._clock.begin(self._give_up_at(arrival.gives_up_s, arrival.request.request_id))
 
     def _arrive_at(self, time_s: float, arrival: Arrival) -> ProcessGenerator:
-        """Lets a request arrive when its client has done what comes first: it thinks, or calls a tool."""
+        """Schedules the arrival of a request after its client's think time or tool call."""
         yield self._clock.at(time_s, ARRIVE)
         self._arrive(arrival)
 
@@ -331,11 +332,11 @@ class Simulation:
             self.gateway.give_up(attempt)
 
     def _lost(self, request_id: int) -> None:
-        """Resends or fails a request that a crash of its replica has lost."""
+        """Resends or fails a request lost in a crash of its replica."""
         self._assembly.resends.lost(request_id)
 
     def _follow_up(self, request: Request) -> None:
-        """Counts a request that has ended, and schedules those that follow it, if any."""
+        """Counts an ended request, and schedules its follow-ups, if any."""
         self.num_ended += 1
         self._num_ahead -= 1
         self.last_end_s = self._clock.now
@@ -347,7 +348,7 @@ class Simulation:
             self._clock.at(self._clock.now, AFTER_USERS, self._end_attached)
 
     def send(self, arrival: Arrival) -> None:
-        """Lets one more request arrive now, for a process of the user's."""
+        """Adds a request of a user process that arrives now."""
         self._num_ahead += 1
         self._clock.begin(self._arrive_at(self._clock.now, arrival))
 
@@ -356,7 +357,7 @@ class Simulation:
         return Status(self._requests.status[request_id]).name
 
     def _end_attached(self, event: Event) -> None:
-        """Ends the processes of the user's after the last request, unless they have sent another one."""
+        """Ends the user processes after the last request, unless they have sent another one."""
         if not self._num_ahead:
             self._clock.end_users()
 

@@ -4,7 +4,7 @@
         def prefilled(self, seq: Sequence, now: float) -> None:
             ...
 
-`Replica.attach(TokenCounter())` adds it; `sim.cluster.simulation` adds those that a run needs.
+`Replica.attach(TokenCounter())` adds it; `sim.cluster.simulation` adds the attachments that a run needs.
 """
 
 from __future__ import annotations
@@ -83,5 +83,5 @@ class Listeners:
         self.crashed: tuple[Callable[[float], None], ...] = ()
 
     def add(self, attachment: Attachment) -> None:
-        """Adds the handlers that an attachment overrides, to be called after those added before."""
+        """Adds the handlers that an attachment overrides; they are called after earlier ones."""
         add_handlers(self, attachment, Attachment)

@@ -28,9 +28,10 @@ from simpy.events import NORMAL, PENDING, URGENT, EventPriority, Interruption, P
 
 
 class Interrupt:
-    """A flag: `noted` is true once the user has pressed Ctrl-C. It is the handler of the signal itself.
+    """A flag: `noted` is true once the user has pressed Ctrl-C.
 
-    outer: the flag of the context around, such as that of a study around one of its runs.
+    The flag is the signal handler. outer: the flag of the enclosing context, such as a study that contains
+    the run.
     """
 
     __slots__ = ("noted", "outer")
@@ -40,7 +41,7 @@ class Interrupt:
         self.noted: bool = outer is not None and outer.noted
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Sets the flag, and those around it; raises KeyboardInterrupt if it was set before."""
+        """Sets the flag and the enclosing flags; raises KeyboardInterrupt if it was set before."""
         if self.noted:
             signal.default_int_handler(number, frame)
         flag: Interrupt | None = self
@@ -52,8 +53,8 @@ class Interrupt:
 def ctrl_c_noted() -> Iterator[Interrupt]:
     """Sets a flag on Ctrl-C instead of raising KeyboardInterrupt; a second Ctrl-C raises it.
 
-    Inside another such context the flags of both are set, so that what runs around an interrupted simulation
-    ends, too. Only the main thread of a program receives signals; in other threads the flag is never set.
+    In nested contexts all flags are set, so the program around an interrupted simulation stops as well. Only
+    the main thread of a program receives signals; in other threads the flag is never set.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Interrupt()
@@ -89,11 +90,11 @@ Callback = Callable[[Event], None]
 class Phase(IntEnum):
     """The order of events at the same time; within a phase, events of replicas are ordered by their index.
 
-    Iterations end, then the KV that they have computed is replicated, then pending requests end that were
-    aborted and reach an engine between two steps, then requests arrive or are aborted, then replicas crash,
-    start and stop, then the running replicas plan. So a request that arrives exactly at the end of an
-    iteration is in the plan that is made there, whether the replica had leapt to that boundary or stepped to
-    it; and the router that sends it counts no request that ends at that time.
+    The order is: iterations end; the KV that they computed is replicated; aborted pending requests that reach
+    an engine between two steps end; requests arrive or are aborted; replicas crash, start and stop; the
+    running replicas plan. A request that arrives exactly at the end of an iteration is therefore in the plan
+    made there, whether the replica leapt or stepped to that boundary, and the router does not count requests
+    that end at that time.
 
     SimPy's own events, such as timeouts, are in the phase `control`. Just before it, in `begin`, processes
     start and are interrupted.
@@ -109,7 +110,7 @@ class Phase(IntEnum):
 
 
 ARRIVE: Final = int(Phase.arrive)
-"""A constant, as reading a member of an enum through its class takes 50 ns in Python 3.11."""
+"""A constant, because reading an enum member through its class takes 50 ns in Python 3.11."""
 _PHASE_OF: Final[dict[int, int]] = {URGENT: int(Phase.begin), NORMAL: int(Phase.control)}
 
 
@@ -124,7 +125,7 @@ class Moment(Event):
         self.callbacks = [] if callback is None else [callback]
 
     def happen(self) -> None:
-        """Happens now, before the caller goes on, for what must be done in the middle of another event."""
+        """Runs immediately, before the caller continues; for actions in the middle of another event."""
         callbacks, self.callbacks = self.callbacks, None  # type: ignore[assignment]
         for callback in callbacks:
             callback(self)
@@ -134,10 +135,10 @@ _NEW_MOMENT: Final[Callable[[type[Moment]], Moment]] = Moment.__new__
 
 
 class Begun(Process):
-    """A process that begins as soon as it is created, where SimPy's begins with an event of its own.
+    """A process that begins as soon as it is created; SimPy's processes begin with a separate event.
 
-    So the event for which it waits first has the place in the order of events that the code suggests. An
-    error in it is raised at once, and as it is; SimPy raises a copy with an event of its own.
+    Its first event is therefore ordered as the code suggests. An error is raised at once and unchanged; SimPy
+    raises a copy with a separate event.
     """
 
     def __init__(self, env: Environment, generator: ProcessGenerator) -> None:
@@ -158,10 +159,10 @@ class Begun(Process):
 class Clock(Environment):
     """SimPy's environment, with events at absolute times and in phases.
 
-    SimPy schedules by delay, and now + (t - now) may differ from t in the last bit. Leaping must reach the
-    same times as stepping to the last bit, so `at` puts the absolute time into SimPy's queue. (SimPy's
-    private names are used in this module only.) An event cannot be cancelled: its callback compares it with
-    the event that is still valid.
+    SimPy schedules by delay, and now + (t - now) may differ from t in the last bit. Leaping and stepping must
+    reach bit-identical times, so `at` puts the absolute time into SimPy's queue. (SimPy's private names are
+    used in this module only.) Events cannot be cancelled: a callback checks whether its event is still the
+    valid one.
     """
 
     now: float = property(attrgetter("_now"))  # type: ignore[assignment]
@@ -170,7 +171,7 @@ class Clock(Environment):
     def __init__(self) -> None:
         Environment.__init__(self, 0.0)
         self.events = self._queue
-        """The events to come, as a heap of (time in s, phase, number, event); only the clock changes it."""
+        """The future events, as a heap of (time in s, phase, number, event); only the clock changes it."""
         self.is_stopped = False
         self._num_left = 0
         self._until_s = 0.0
@@ -192,10 +193,10 @@ class Clock(Environment):
         heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
-        """Does what SimPy's method does, with the phases of SimPy's two priorities.
+        """Schedules an event like SimPy's method, with the phases of SimPy's two priorities.
 
-        The end of a process of the simulator for which nothing waits is no event. Raises ValueError for a
-        delay that is no number, which would have no place in the order of events.
+        The end of a simulator process is no event if nothing waits for it. Raises ValueError for a NaN delay,
+        which cannot be ordered.
         """
         if not delay >= 0:
             raise ValueError(f"delay={delay}: must be >= 0 s")
@@ -210,7 +211,7 @@ class Clock(Environment):
         return Begun(self, generator)
 
     def end_users(self) -> None:
-        """Drops the events that are not of the simulator, so that no process of the user's goes on."""
+        """Drops all events that do not belong to the simulator, so that no user process continues."""
         self._queue[:] = [entry for entry in self._queue if _is_own(entry[3])]
         heapify(self._queue)
 
@@ -227,7 +228,7 @@ class Clock(Environment):
         return not (self._num_left or self.is_stopped)
 
     def step(self) -> None:
-        """Processes the next event, which SimPy's `run` does again and again, unless `run_some` is over."""
+        """Processes the next event, as SimPy's `run` does repeatedly, unless `run_some` is over."""
         queue = self._queue
         if not queue or queue[0][0] > self._until_s or not self._num_left or self._interrupt.noted:
             raise StopSimulation(None)

@@ -1,23 +1,24 @@
 """The way of a request into an engine: the API server's processes, then the intake of the scheduler.
 
 The processes of the front end parse, tokenise, detokenise and stream. A request that reaches a replica waits
-for one of `servers` processes, in the order of arrival, is worked on, and goes on to the scheduler,
-`frontend_s` seconds later (hand-over between processes, no work). The process that took a request also
-detokenises and streams its answer:
+for one of `servers` processes in the order of arrival, is processed, and reaches the scheduler `frontend_s`
+seconds later (inter-process latency, no work). The process that took a request also detokenises and streams
+its answer:
 
     arrival | wait | request_s + prompt tokens x prompt_token_s | frontend_s | scheduler ... tokens
                                                                   output tokens x output_token_s
 
 Departures are computed at arrival, without events (Lindley's recursion for each process). The work of an
-answer arises evenly while it is generated, about `token_gap_s` a token. What the process can do of it in
-time that would be idle delays no request; the rest is put into its queue when the answer ends. So no work is
+answer arises evenly while it is generated, with about `token_gap_s` between tokens. The part of it that fits
+into the process's idle time delays no request; the rest joins its queue when the answer ends. No work is
 lost: with one process the rate is at most 1 / (request_s + p prompt_token_s + a output_token_s) requests/s.
 
-Tokens are recorded when the engine has them: what a busy process adds to the gaps between them is not seen.
+Tokens are recorded when the engine produces them: gaps between tokens do not include delays in a busy
+process.
 
 A request reaches the engine when the API server has forwarded it; until then it is in the `Intake`. An engine
 that plans ahead (asynchronous scheduling) has then already planned the step after the running iteration, so
-the plan after that one is the first that includes the request:
+the plan after that is the first to include the request:
 
     known        next boundary      boundary after it
       |-- iteration --|---- iteration ----| plan includes the request    plans_ahead=True
@@ -26,11 +27,11 @@ the plan after that one is the first that includes the request:
 The first request wakes an idle engine that plans ahead; others that arrive at the same time are not in that
 plan.
 
-SGLang's scheduler can save host time (`--scheduler-recv-interval`): it looks for requests after every
-iteration with prompt tokens and while it is idle, but only after every n-th iteration that decodes. With n=30
-and decodes of 20 ms, a request waits 0.3 s on average before the scheduler knows it. SGLang begins to count
-anew after each look; here the engine looks at the multiples of n of its iterations. The distribution of the
-wait is the same for requests that arrive at random.
+SGLang's scheduler can save host time (`--scheduler-recv-interval`): it checks for requests after every
+iteration with prompt tokens and while idle, but only after every n-th decode iteration. With n=30 and decodes
+of 20 ms, a request waits 0.3 s on average before the scheduler receives it. SGLang restarts its count after
+each check; here the engine checks at multiples of n of its iterations. The distribution of the wait is the
+same for requests that arrive at random.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ MAX_SERVERS = 1_000
 """Most processes of a front end."""
 
 TOKENS = 1_000
-"""Prompt tokens for which a front end's idle time is stated."""
+"""Prompt length at which a front end's idle time is given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +64,15 @@ class Frontend(Checked):
     """The work of an engine's API server. The defaults are no work, so that no request waits."""
 
     servers: Annotated[int | None, Ge(1), Le(MAX_SERVERS)] = None
-    """Processes (vLLM's --api-server-count); None: one, with vLLM one for each data-parallel rank."""
+    """Processes (vLLM's --api-server-count); None: one; with vLLM, one per data-parallel rank."""
     request_s: Annotated[NonNegative, Unit("s")] = 0.0
-    """Seconds of work for a request: HTTP, parsing, hand-over."""
+    """Seconds of work per request: HTTP, parsing, inter-process communication."""
     prompt_token_s: Annotated[NonNegative, Unit("s")] = 0.0
-    """Seconds of work for a token of the prompt, cached or not: tokenisation."""
+    """Seconds of work per prompt token, cached or not: tokenisation."""
     output_token_s: Annotated[NonNegative, Unit("s")] = 0.0
-    """Seconds of work for a token of the answer: detokenisation and streaming."""
+    """Seconds of work per output token: detokenisation and streaming."""
     range_s: tuple[float, float] | None = None
-    """Least and largest idle time of the whole front end that measurements show, s; None: none shows it."""
+    """Range of the front end's measured idle latency, s; None: not measured."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -98,8 +99,8 @@ def check_range(name: str, range_s: tuple[float, float]) -> None:
 class FrontendQueue:
     """The queue of one replica's front end.
 
-    latency_s: seconds after the work until the scheduler knows a request. token_gap_s: returns the time
-    between two tokens of an answer that is alone, s.
+    latency_s: seconds between the end of the work and the request's arrival at the scheduler. token_gap_s:
+    returns the time between two tokens of a single running answer, s.
     """
 
     __slots__ = (
@@ -123,7 +124,7 @@ class FrontendQueue:
         self._gap_s: float | None = None
         self._processes = [_Process() for _ in range(num_servers)]
         self.taken_s: dict[int, float] = {}
-        """By id of a request that no plan has included: seconds from its arrival to the scheduler."""
+        """Seconds from arrival to scheduler, by request id, for requests that no plan has included yet."""
 
     def reset(self) -> None:
         """Replaces its processes by idle ones, after a crash."""
@@ -131,7 +132,7 @@ class FrontendQueue:
         self.taken_s.clear()
 
     def known_s(self, now: float, request: Request, stop_after: StopAfter) -> float:
-        """Takes a request that arrives now; returns the time at which the scheduler knows it, s.
+        """Accepts a request that arrives now; returns the time at which it reaches the scheduler, s.
 
         stop_after: output tokens after which it ends.
         """
@@ -161,7 +162,7 @@ class FrontendQueue:
 
 
 def _answer(request: Request, stop_after: StopAfter) -> tuple[int, int]:
-    """Returns the output tokens of a request, and those of its longest branch."""
+    """Returns the output tokens of a request and of its longest branch."""
     if isinstance(stop_after, tuple):
         return sum(stop_after), max(stop_after)
     longest = (request.max_tokens or 0) if stop_after is None else stop_after
@@ -169,7 +170,7 @@ def _answer(request: Request, stop_after: StopAfter) -> tuple[int, int]:
 
 
 class _Process:
-    """One process: when it is free, how long it was idle, and the work of answers that are under way.
+    """One process: when it becomes free, its idle time, and the work of unfinished answers.
 
     idle_s: sum of its idle times until free_s. owed: a heap of (end of an answer, its work, idle_s at its
     start), s.
@@ -179,11 +180,11 @@ class _Process:
 
     def __init__(self) -> None:
         self.free_s = self.idle_s = 0.0
-        self._idle_used_s = 0.0  # up to this sum of idle times, answers have been worked on
+        self._idle_used_s = 0.0  # idle time up to which the work of answers has been done
         self.owed: list[tuple[float, float, float]] = []
 
     def pay(self, now: float) -> None:
-        """Does what idle time has not done of the answers that have ended by now, or before it is free."""
+        """Adds the remaining work of answers that end by now, or before the process becomes free."""
         owed, free_s = self.owed, self.free_s
         while owed and owed[0][0] <= (now if now > free_s else free_s):
             due_s, answer_s, idle_s = heappop(owed)
@@ -202,7 +203,7 @@ class _Process:
 
 
 def _free_s(process: _Process) -> float:
-    """Returns the time at which a process is free, s."""
+    """Returns the time at which a process becomes free, s."""
     return process.free_s
 
 
@@ -231,8 +232,8 @@ class Intake:
     """The pending requests of one replica, in the order of the times at which they reach the engine.
 
     plans_ahead: whether the engine plans a step before the running one has ended. on_enter is called with
-    each request that reaches the engine. interval: the engine looks for requests at every n-th iteration of
-    decodes. num_iterations: returns the number of iterations that it has committed.
+    each request that reaches the engine. interval: the engine checks for requests at every n-th decode
+    iteration. num_iterations: returns the number of iterations that it has committed.
     """
 
     __slots__ = (
@@ -272,8 +273,8 @@ class Intake:
     def enter_during(self, step: RunningStep) -> None:
         """Enters the requests that have reached the engine before the end of a step, in the order of time.
 
-        Must be called before the commit of the step if the engine plans ahead, else after it. Requests of an
-        engine that does not look then stay pending.
+        Must be called before the commit of the step if the engine plans ahead, else after it. If the engine
+        does not check for requests then, they stay pending.
         """
         num_iterations = self._num_iterations() + (step.num_iterations if self.plans_ahead else 0)
         if not step.plan.chunks and num_iterations % self._interval:
@@ -297,7 +298,7 @@ class Intake:
             self._enter()
 
     def enter_alone(self, entry: Pending) -> None:
-        """Enters one pending request, also ahead of others."""
+        """Enters one pending request, possibly ahead of others."""
         pending = self._pending
         pending.remove(entry)
         self.next_s = pending[0].known_s if pending else inf
@@ -336,7 +337,7 @@ class Intake:
         return num_iterations if self._interval == 1 else self._num_until_look(step, num_iterations)
 
     def _num_until_look(self, step: RunningStep, num_iterations: int) -> int:
-        """Returns after how many iterations of a step, at least num_iterations, the engine looks."""
+        """Returns the iterations of a step, at least num_iterations, after which the engine checks."""
         if step.plan.chunks:
             return num_iterations
         return num_iterations + -(self._num_iterations() + num_iterations) % self._interval

@@ -39,12 +39,12 @@ def scaled_ends_s(
     factors: float | NDArray[np.float64],
     by_rank: bool = False,
 ) -> list[float]:
-    """Returns the end time of each iteration of a plan, in seconds, added up one by one as stepping does.
+    """Returns the end time of each iteration of a plan, in seconds, summed one by one as in stepping.
 
-    shape: the shape of the first iteration, if the plan has prompt chunks. factors: by which iterations take
-    longer than the model says: one number, or an array of one number per iteration; of one iteration always a
-    number. by_rank: see `seconds_of`. The list ends before the first iteration that the model cannot price,
-    as the leap may be cut earlier anyway. Raises UnknownIterationError if it cannot price the first one.
+    shape: the shape of the first iteration, if the plan has prompt chunks. factors: slowdown relative to the
+    model: one number, or an array with one number per iteration; always a number for a single iteration.
+    by_rank: see `seconds_of`. The list stops before the first iteration that the model cannot price, because
+    the leap may be cut earlier. Raises UnknownIterationError if it cannot price the first one.
     """
     if num_iterations == 1:
         shape = shape or shape_of(plan, 0)
@@ -64,7 +64,7 @@ def scaled_ends_s(
 def seconds_of(model: IterationModel, plan: StepPlan, shape: IterationShape, step: Num, by_rank: bool) -> Num:
     """Returns the seconds of the plan's iteration `step`, or of each of an array of them.
 
-    by_rank: ranks of data-parallel attention wait for the slowest of them. Otherwise the model is given the
+    by_rank: ranks of data-parallel attention wait for the slowest rank. Otherwise the model prices the
     iteration of all ranks together.
     """
     if not (by_rank and plan.ranks):
@@ -95,10 +95,10 @@ class BatchTimes:
         stage 3       |a|b|c|       |d|
         committed           a     b c         d
 
-    A batch has its tokens when it has left the last stage; its time is the sum over the stages, and those
-    that follow it are behind it by the slowest. `policies.core.parts` decides what is in a batch.
-    In the records, an iteration begins when the one before it has ended, or when it is planned, if that is
-    later: the rows of a replica do not overlap, and the first of a burst is the longest.
+    A batch has its tokens when it leaves the last stage. Its time is the sum over the stages; each following
+    batch ends later by the time of the slowest stage. `policies.core.parts` decides what is in a batch. In
+    the records, an iteration begins when the previous one has ended or when it is planned, whichever is
+    later. The rows of a replica therefore do not overlap, and the first row of a burst is the longest.
     """
 
     def __init__(self, model: IterationModel) -> None:
@@ -108,7 +108,7 @@ class BatchTimes:
     def end_s(
         self, plan: StepPlan, shape: IterationShape | None, start_s: float, factor: float, by_rank: bool
     ) -> float:
-        """Returns the end time of a batch that enters at start_s, with arguments as of `scaled_ends_s`."""
+        """Returns the end time of a batch that enters at start_s. Other arguments as for `scaled_ends_s`."""
         shape = shape or shape_of(plan, 0)
         shapes = shapes_of_ranks(plan, shape, 0) if by_rank and plan.ranks else [shape]
         slowest = max(map(self._model.stage_times, shapes), key=lambda times: sum(times.stage_s))
@@ -145,9 +145,10 @@ def _shape(
 
 
 def shapes_of_ranks(plan: StepPlan, whole: IterationShape, step: Num) -> list[IterationShape]:
-    """Returns the iteration as the ranks see it that may be the slowest; whole: its shape over all ranks.
+    """Returns the iteration's shape for each rank that may be the slowest; whole: its shape over all ranks.
 
-    Each is the work of a rank times their number, beside the totals: see `IterationShape.gathered`.
+    Each shape is a rank's work times the number of ranks, in addition to the totals: see
+    `IterationShape.gathered`.
     """
     size, ranks = len(plan.ranks), _fullest(plan.ranks)
     drafts = whole.drafts
@@ -182,12 +183,12 @@ def shapes_of_ranks(plan: StepPlan, whole: IterationShape, step: Num) -> list[It
 
 
 def _share_of(drafts: DraftWork, rank: RankWork, size: int) -> DraftWork:
-    """Returns the draft tokens of a rank, times the number of ranks; the next are those of all."""
+    """Returns a rank's draft tokens times the number of ranks; `next` counts those of all ranks."""
     return drafts._replace(tokens=size * rank.num_draft_tokens, pairs=size * rank.num_draft_pairs)
 
 
 def _fullest(ranks: Iterable[RankWork]) -> list[RankWork]:
-    """Returns the ranks that no other exceeds in everything, each amount of work once."""
+    """Returns the ranks that no other rank exceeds in every amount; equal ranks appear once."""
     works: dict[tuple[Num, ...], RankWork] = {}
     for rank in ranks:
         shape = _shape(rank.num_decodes, rank.num_decode_context_tokens, rank.chunks, 0, None)

@@ -1,8 +1,8 @@
 """Records the activity of one replica: its iterations, its events, and the times of its requests.
 
-`LastTokens` has the times at which the sequences of an engine produced their latest tokens. The sequences
-that decode together share one time. The iteration log derives inter-token latencies from the ends of
-iterations; only the gaps that differ from those of the other sequences are logged one by one.
+`LastTokens` holds the times at which the sequences of an engine produced their latest tokens. Sequences that
+decode together share one time. The iteration log derives inter-token latencies from the ends of iterations;
+only the gaps that differ from those of the other sequences are logged one by one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Recorder:
     """The logs of one replica.
 
     replica: its index. frontend_s, frontend_times: see `EventLog`. seed: for random draws, such as the
-    parents of branches. passes: of a replica that speculates.
+    parents of branches. passes: the passes of a replica that speculates.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Recorder:
         self._has_batches = core.batches is not None
 
     def _is_as_before(self, plan: StepPlan) -> bool:
-        """Returns whether a plan without transfers changes nothing that is recorded at plans."""
+        """Returns whether a plan without transfers changes nothing that `planned` records."""
         events = self.events
         if plan.admitted or events.new or plan.waits_for is not events.cause or plan.preempted:
             return False
@@ -105,10 +105,10 @@ class Recorder:
             self.tokens.emit(seq, self.requests.last_token_s[seq.request_id])
 
     def ran(self, step: RunningStep) -> StepOutcome:
-        """Records iterations that have run; returns the outcome for the core, which commits them next."""
+        """Records completed iterations; returns the outcome for the core, which commits them next."""
         core, plan, tokens = self._core, step.plan, self.tokens
         outcome, num_separate_gaps = _OUTCOMES[step.num_iterations], 0
-        if self._has_batches:  # each sequence has gaps of its own
+        if self._has_batches:  # each sequence has its own gaps
             tokens.log_all_gaps(plan, step.end_s, self.iterations)
             num_separate_gaps = plan.num_decodes - plan.num_branches
         elif tokens.apart or plan.idle or self._paused:
@@ -154,8 +154,8 @@ class Recorder:
     def aborts(self, seq: Sequence, now: float, *, is_lost: bool) -> float:
         """Records that a sequence is about to be aborted.
 
-        is_lost: because its KV cannot be transferred from another replica, not because of its client. Returns
-        the time of its latest token, s; NaN if it has none.
+        is_lost: the cause is a failed KV transfer from another replica, not its client. Returns the time of
+        its latest token, s; NaN if it has none.
         """
         last_token_s = self.tokens.last_s(seq)
         self.events.leave(seq, now, is_lost=is_lost)
@@ -195,7 +195,7 @@ class Recorder:
         return self.iterations.num_bytes + self.events.rows.num_bytes
 
     def cut(self, requests: RequestLog, pending: list[Pending], now: float) -> tuple[IterationLog, EventRows]:
-        """Ends the records now, and goes on with empty ones; returns those up to now.
+        """Closes the records and starts empty ones; returns the closed records.
 
         requests: a copy of the log, in which the progress of unfinished requests is recorded.
         """
@@ -206,7 +206,7 @@ class Recorder:
         return self.iterations.cut(), events.rows
 
     def discard(self) -> None:
-        """Drops the logs of iterations and events, and goes on with empty ones."""
+        """Drops the logs of iterations and events, and starts empty ones."""
         self.iterations.cut()
         self.events = self.events.continued()
         self.lost_engines.clear()
@@ -266,9 +266,9 @@ class LastTokens:
         requests, request_id = self._requests, seq.request_id
         last_s = self._branched_s.pop(request_id, self.last_decode_s)
         last_s = self.apart.pop(seq, last_s)
-        # Without a new token since the last preemption, that time is still the one to keep.
+        # Without a new token since the last preemption, the stored time stays valid.
         num_emitted = seq.num_emitted_tokens
-        if seq.request.branching is None:  # a token that is discarded, to be computed again, counts once
+        if seq.request.branching is None:  # a token that is discarded and computed again counts once
             num_emitted = max(num_emitted, seq.num_lost + 1 - seq.num_prompt_tokens)
         if num_emitted > requests.output_tokens[request_id]:
             requests.last_token_s[request_id] = last_s
@@ -299,7 +299,7 @@ class LastTokens:
         return num_logged
 
     def log_all_gaps(self, plan: StepPlan, end_s: float, log: IterationLog) -> None:
-        """Logs the gaps of a plan's sequences one by one, as others decode beside them at other times."""
+        """Logs the gaps of a plan's sequences one by one, because others decode at other times."""
         apart = self.apart
         for seq in plan.decoding:
             if seq.finish_reason is None:  # else aborted on the way
@@ -307,7 +307,7 @@ class LastTokens:
                 apart[seq] = end_s
 
     def advance_branches(self, plan: StepPlan, end_s: float, log: IterationLog) -> dict[int, tuple[int, ...]]:
-        """Logs the gaps of branches that get a token; returns the parents of new branches by request id."""
+        """Logs the gaps of branches that get a token; returns the parents of new branches, by request id."""
         for seq in plan.branched:
             since_s = self.last_s(seq)
             for _ in range(seq.width):
@@ -321,10 +321,10 @@ class LastTokens:
 def draw_parents(seed: int, request_id: int, num_tokens: int, width: int) -> tuple[int, ...]:
     """Returns, for each of `width` new branches of a beam or tree search, the old branch that it continues.
 
-    They are drawn at random, as no model computes scores: all equally likely, independently of each other. A
-    real beam search is less even: the best hypotheses have more children, so its branches share more.
-    num_tokens: the number of the output token at which the branches are chosen. The result depends on the
-    arguments alone, on every machine.
+    They are drawn at random, as no model computes scores: all equally likely, independently of each other. In
+    a real beam search the best hypotheses have more children, so its branches share more tokens. num_tokens:
+    the number of the output token at which the branches are chosen. The result depends only on the arguments,
+    on every machine.
     """
     drawn = b""
     while len(drawn) < width * _BYTES:

@@ -4,12 +4,11 @@ The main loop is `_on_boundary`: `_finish_step` commits the iterations that have
 next ones, computes their end times and schedules the end. A plan that holds for several iterations is run as
 one event (a leap). An external event in the middle of a leap cuts it (`replan`): the leap then ends at the
 first iteration boundary at or after the event, where a simulation of single iterations would have seen it.
-`Recorder` records the events. The rest is attached: see `sim.engine.attachment`.
+`Recorder` records the events. Everything else is an attachment: see `sim.engine.attachment`.
 
 In a pipeline `step` is the oldest of several batches in flight (see `BatchTimes`). The engine waits for it,
-as vLLM's does: what arrives meanwhile is planned when it has ended.
-
-The module is long because it is one object: the loop, and what cuts a leap, crashes or aborts.
+as vLLM's does: requests that arrive meanwhile are planned when it has ended. The module is long because it is
+one object: the loop, leap cuts, crashes and aborts.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Replica(LoadCounts):
         self._max_leap = MAX_LEAP if context.leap else 1
         self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
-        self._factors: JitterFactors | None = None  # each is that of the number of an iteration
+        self._factors: JitterFactors | None = None  # each belongs to one iteration number
         if pool.jitter is not None:
             self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
         self._batch_times = pool.batch_times()
@@ -79,9 +78,9 @@ class Replica(LoadCounts):
         self._behind: deque[RunningStep] = deque()  # in a pipeline, the batches that follow `step`
         self._timer: Event | None = None  # the valid event; a cut makes the event before it invalid
         self._wake_s = inf  # when an idle replica plans again
-        self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
+        self._is_idle = True  # the last plan found nothing to compute; a timer may wake the replica
         self._num_crashes = 0  # `schedule` drops actions that were scheduled before a crash
-        # For the next iteration boundary: requests to abort, by id with their callbacks, and other actions.
+        # For the next iteration boundary: requests to abort (callbacks by request id), and other actions.
         self._aborts: dict[int, Callable[[], None] | None] = {}
         self._at_boundary: list[Callable[[], None]] = []
         self._migrated: set[int] = set()  # ids of the requests that one of these actions releases
@@ -93,7 +92,7 @@ class Replica(LoadCounts):
         return None if self.frontend is None else self.frontend.taken_s
 
     def attach(self, attachment: Attachment) -> None:
-        """Attaches a listener to the events of the replica; it is called after those attached before."""
+        """Attaches a listener to the events of the replica; it is called after earlier ones."""
         self._listeners.add(attachment)
 
     # The main loop.
@@ -130,7 +129,7 @@ class Replica(LoadCounts):
         if enters and intake.plans_ahead:
             intake.enter_during(step)
         prefilled, finished = self.core.commit(step.plan, outcome, end_s)
-        if enters and not intake.plans_ahead:  # what policies learn from the ends is known to what enters
+        if enters and not intake.plans_ahead:  # policies learn from the ends before new requests enter
             intake.enter_during(step)
         for seq in prefilled:
             self._prefilled(seq, end_s)
@@ -142,7 +141,7 @@ class Replica(LoadCounts):
             self.step = self._behind.popleft()
 
     def _begin_step(self, now: float) -> None:
-        """Begins the next step, if there is anything to compute; in a pipeline as many as have room."""
+        """Begins the next step, if there is anything to compute; in a pipeline, as many steps as fit."""
         intake, batches = self.intake, self.core.batches
         self._timer = None
         if intake.next_s <= now:
@@ -180,7 +179,7 @@ class Replica(LoadCounts):
         return plan is not None
 
     def _start_step(self, plan: StepPlan, now: float, delay_s: float) -> None:
-        """Computes the end times of a plan's iterations, and lets the step end at one of them."""
+        """Computes the end times of a plan's iterations, and schedules the step's end at one of them."""
         horizon, num_decodes, shape = plan.horizon, plan.num_decodes, None
         if horizon > 1:
             horizon = 1 if delay_s or self.intake.next_s <= now else min(horizon, self._max_leap)
@@ -210,7 +209,7 @@ class Replica(LoadCounts):
     def _ends_s(
         self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
     ) -> list[float]:
-        """Returns the end time of each iteration of a plan, with the present slowdown and the jitter."""
+        """Returns the end time of each iteration of a plan, including the current slowdown and jitter."""
         model, by_rank = self.pool.model, self.pool.waits_for_ranks
         if self._passes is not None:
             scale_by = self._slowdown, self._factors, by_rank
@@ -236,7 +235,7 @@ class Replica(LoadCounts):
         self._timer = self._clock.at(time_s, self._plan_phase, self._on_plan)
 
     def _cut(self, step: RunningStep, num_iterations: int) -> None:
-        """Cuts a leap to num_iterations, unless it is that short already."""
+        """Cuts a leap to num_iterations, unless it is already that short."""
         if num_iterations < step.num_iterations:
             step.cut(num_iterations)
             self._timer = self._clock.at(step.end_s, self.index, self._on_boundary)
@@ -278,7 +277,7 @@ class Replica(LoadCounts):
     def submit(self, request: Request, stop_after: StopAfter, not_before_s: float = 0.0) -> None:
         """Accepts a request that ends (each branch of it) after stop_after output tokens.
 
-        not_before_s: time at which it can reach the engine at the earliest, s.
+        not_before_s: earliest time at which it can reach the engine, s.
         Raises RejectedError if the engine can never serve it.
         """
         core = self.core
@@ -325,7 +324,7 @@ class Replica(LoadCounts):
             notify(seq)
 
     def take_in(self, request: Request, enter: Enter, item: Any) -> None:
-        """Adds a request that another replica decodes to the engine, between two steps, by enter(item)."""
+        """Calls enter(item) between two steps to add a request that another replica is decoding."""
         self.num_outstanding += 1
         self.num_outstanding_tokens += request.prompt.num_tokens
         for notify in self._listeners.sent:
@@ -368,7 +367,7 @@ class Replica(LoadCounts):
         entry = self.intake.find(request_id)
         if entry is None and self.step is None:
             self._abort(request_id, then)
-            if self.core.num_waiting:  # perhaps for the memory that it held
+            if self.core.num_waiting:  # others may wait for its memory
                 self.replan()
         elif request_id not in self._aborts:
             if entry is None:
@@ -405,7 +404,7 @@ class Replica(LoadCounts):
     def _end_requests(self) -> None:
         """Aborts requests and runs the actions that waited for the end of the step.
 
-        While batches of a pipeline are in flight, actions wait on, and no batch is planned.
+        While batches of a pipeline are in flight, actions keep waiting, and no batch is planned.
         """
         aborts, self._aborts = self._aborts, {}
         for request_id, then in aborts.items():
@@ -452,7 +451,7 @@ class Replica(LoadCounts):
 
     @property
     def running_since_s(self) -> float:
-        """Returns the time at which the iterations that run began, s; inf: none run."""
+        """Returns the start time of the running iterations, s; inf if none are running."""
         return inf if self.step is None else self.step.start_s
 
     def slow_down(self, factor: float) -> None:
@@ -507,7 +506,7 @@ class Replica(LoadCounts):
                 num_blocks = blocks_after(num_ended) - blocks_after(num_ended - 1)
             step.cut(num_ended)
             self._finish_step()
-            self.core.block_pool.take(num_blocks)  # those of the iteration in progress
+            self.core.block_pool.take(num_blocks)  # the tokens of the iteration in progress
 
     def holds(self, request_id: int) -> bool:
         """Returns whether a request is in the engine or on its way to it."""

@@ -1,7 +1,7 @@
-"""A pool of identical replicas in a run: the factory of their engines, their price, and what they share.
+"""A pool of identical replicas in a run: the factory of their engines, their price, and shared settings.
 
-The replicas of a pool have the same division of a model's KV over their ranks; all replicas of a run share
-its context. `Links` are those between the memory tiers of a replica, over which `Copies` of KV are made.
+The replicas of a pool divide a model's KV over their ranks in the same way; all replicas of a run share its
+context. `Links` connect the memory tiers of a replica; `Copies` of KV use them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Links:
-    """Bandwidths of one replica's links, and the time at which each direction is free again.
+    """Bandwidths of one replica's links, and the time at which each direction becomes free.
 
     In each direction there is one copy at a time. It begins when the direction is free, and takes latency +
     bytes / bandwidth. Host and GPU can send to each other at the same time (PCIe is full duplex); data from
@@ -89,7 +89,8 @@ class Copies:
     def begin(self, transfers: list[Transfer], now: float) -> float:
         """Begins transfers in order.
 
-        Returns the seconds by which the step is delayed, as blocks that it writes to are still being read.
+        Returns the seconds by which the step is delayed because blocks that it writes to are still being
+        read.
         """
         delay_s = 0.0
         for transfer in transfers:
@@ -130,7 +131,7 @@ class KvLayout(NamedTuple):
         return range(rank * num_heads // size, (rank + 1) * num_heads // size)
 
     def layers(self, stage: int) -> range:
-        """Returns the layers of a pipeline stage; the first stages have one more if there is a rest."""
+        """Returns the layers of a pipeline stage; the first stages have one more if there is a remainder."""
         if self.pp_layer_partition is not None:
             first = sum(self.pp_layer_partition[:stage])
             return range(first, first + self.pp_layer_partition[stage])
@@ -140,7 +141,7 @@ class KvLayout(NamedTuple):
 
 
 ONE_RANK = KvLayout()
-"""The layout of a single GPU, for models of which only the bytes of the KV are known."""
+"""The layout of a single GPU, for models with only the KV size known."""
 
 
 ROLES = ("mixed", "prefill", "decode")
@@ -148,25 +149,24 @@ ROLES = ("mixed", "prefill", "decode")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaPool(Checked):
-    """A pool of identical replicas, of which `replicas` are running when the run begins.
+    """A pool of identical replicas; `replicas` of them run when the run begins.
 
-    frontend_s: seconds from the arrival of a request at the replica until it reaches the engine, beside the
-    work of `frontend`, for whose processes requests wait; None: there is no work.
-    plans_ahead: the step after the running one is planned already (asynchronous scheduling), so a new request
-    has to wait for both.
-    recv_interval: the engine looks for new requests at every n-th iteration of decodes.
+    frontend_s: seconds from a request's arrival at the replica until it reaches the engine, in addition to
+    the work of `frontend`, for whose processes requests wait; None: there is no work.
+    plans_ahead: the step after the running one is already planned (asynchronous scheduling), so a new request
+    waits for both. recv_interval: the engine checks for new requests at every n-th decode iteration.
     """
 
     core: Callable[[], EngineCore]
     """Makes the empty engine of a replica."""
     model: IterationModel
     jitter: Jitter | None = None
-    """Random scatter of the iteration times; None: they are those of the model."""
+    """Random scatter of the iteration times; None: exactly the model's times."""
     name: str = ""
     make_replica: Callable[..., Any] | None = None
     """Makes a replica from its index, this pool and the context of the run; None: a plain one."""
     new_passes: Callable[[IterationModel, int, int], Passes] | None = None
-    """Makes the passes of a replica from its model, its slots and a seed; None: it does not speculate."""
+    """Creates the passes of a replica from its model, its slots and a seed; None: it does not speculate."""
     serves: str = ""
     """Name of the served model, as in requests."""
     replicas: NonNegativeInt = 1
@@ -175,10 +175,11 @@ class ReplicaPool(Checked):
     plans_ahead: bool = False
     recv_interval: int = 1
     waits_for_ranks: bool = False
-    """Whether an iteration takes as long as the slowest rank of data-parallel attention; False: its price is
-    that of ranks with equal work, or there is one rank."""
+    """Whether an iteration takes as long as the slowest rank of data-parallel attention; False: ranks are
+    priced with equal work, or there is one rank.
+    """
     batches_in_flight: int = 1
-    """Batches on their way through a pipeline; 1: there is none, or its iterations are priced whole."""
+    """Batches in a pipeline; 1: there is no pipeline, or its iterations are priced as one."""
     links: Callable[[], Links] = Links
     """Makes the links between a replica's memory tiers."""
     price_usd_per_hour: float = 0.0
@@ -189,14 +190,14 @@ class ReplicaPool(Checked):
     """Seconds from the start of a replica until it accepts requests."""
 
     sleep_s: float = 0.0
-    """Seconds until its weights have left the GPUs when its turn ends; see `sim.cluster.autoscaler`."""
+    """Seconds to move its weights off the GPUs when its turn ends; see `sim.cluster.autoscaler`."""
     wake_s: float = 0.0
-    """Seconds until its weights are on the GPUs again when its turn begins."""
+    """Seconds to load its weights back to the GPUs when its turn begins."""
 
     role: Annotated[str, OneOf(ROLES)] = "mixed"
     """One of `ROLES`; see `PoolSettings`."""
     device: Device | None = None
-    """The device of which a replica has num_devices; for the network between replicas."""
+    """The device type (num_devices per replica), for the network between replicas."""
     num_devices: int = 1
     num_layers: int = 1
     """Layers of the model; KV can be transferred layer by layer."""
@@ -206,7 +207,7 @@ class ReplicaPool(Checked):
     """How the KV of a sequence is divided over the devices."""
 
     def frontend_queue(self) -> FrontendQueue | None:
-        """Returns the idle front end of a replica; None: no request waits for one."""
+        """Returns the idle front end of a replica; None: requests never wait for a front end."""
         settings = self.frontend
         if settings is None or not settings.works:
             return None
@@ -218,9 +219,9 @@ class ReplicaPool(Checked):
         return self.frontend_s + settings.request_s + settings.prompt_token_s * prompt_tokens
 
     def _token_gap_s(self) -> float:
-        """Returns the time between two tokens of a short answer that is alone, s; 0 if it has no price.
+        """Returns the time between two tokens of a single short answer, s; 0 if it has no price.
 
-        With recorded iterations it is that of their base model, as when they were recorded.
+        With recorded iterations the time comes from their base model, as when they were recorded.
         """
         try:
             return self.model.decode_ends(0.0, 1, TOKENS, 1)[0]

@@ -1,6 +1,6 @@
 """Attachments of a replica: load counts with their age, its prefix cache, its busy time, loads of adapters.
 
-`policies.gateway.signals` tells which counts a router sees.
+`policies.gateway.signals` defines the counts that a router sees.
 
 The busy time is the seconds in which a replica was running iterations, independent of how the run was cut
 into leaps.
@@ -61,7 +61,7 @@ class Signals(AgedSignals, Attachment):
 
 
 class CacheView(Attachment):
-    """A `CacheReader`: the cache as of the last iteration that has begun, also in the middle of a leap."""
+    """A `CacheReader`: the cache at the start of the latest iteration, also in the middle of a leap."""
 
     def __init__(self, replica: Replica, clock: Clock) -> None:
         self._replica = replica
@@ -74,9 +74,10 @@ class CacheView(Attachment):
         return core.block_pool.peek(request) if core.ranks is None else core.ranks.peek(request)
 
     def before_external_event(self) -> None:
-        """Cuts a leap after the iterations that have ended, if they have changed the content of the cache.
+        """Cuts a leap after the finished iterations, if they have changed the content of the cache.
 
-        The cut must precede the external event, as the plan that is made at the cut must not depend on it.
+        The cut must precede the external event, because the plan made at the cut must not depend on the
+        event.
         """
         replica = self._replica
         step, core = replica.step, replica.core

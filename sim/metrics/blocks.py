@@ -1,22 +1,21 @@
-"""Confidence intervals of a trace, whose runs are the same with every seed, by resampling blocks of it.
+"""Confidence intervals for a trace, whose runs are equal for all seeds, by resampling blocks of it.
 
-Other traffic of the same kind would consist of other stretches of requests, so resamples are made of blocks
-of consecutive requests, drawn with replacement (moving-block bootstrap). With n requests and blocks of b,
-each resample has n / b blocks, and with s the standard deviation of a figure over the resamples,
-
-    interval of a figure: its value in the run +- t(n / b - 1, 0.975) s
+Other traffic of the same kind would consist of other stretches of requests, so resamples consist of blocks of
+consecutive requests, drawn with replacement (moving-block bootstrap). With n requests and blocks of b, each
+resample has n / b blocks, and with s the standard deviation of a metric over the resamples, interval of a
+metric: its value in the run +- t(n / b - 1, 0.975) s
 
 Requests of a block are dependent, and blocks must not be: b is the larger of the cube root of n and
 `TIMES` times the integrated autocorrelation time of the values (`sim.metrics.steady`). A trace of fewer than
-`MIN_BLOCKS` blocks has no interval: what it shows is one busy hour, or one trend. If a run repeats the
-trace, the requests of the trace are drawn, each with all its copies, because copies add no knowledge.
-Two runs of one trace are compared with the same blocks (common random numbers).
+`MIN_BLOCKS` blocks has no interval: it shows only one busy hour, or one trend. If a run repeats the trace,
+the requests of the trace are drawn with all their copies, because copies add no information. Two runs of one
+trace are compared with the same blocks (common random numbers).
 
 Sources: Künsch, The jackknife and the bootstrap for general stationary observations, Annals of Statistics
 17, 1989; b of the order of the cube root of n: Hall, Horowitz and Jing, On blocking rules for the bootstrap
-with dependent data, Biometrika 82, 1995. `TIMES` and Student's t, which widens the intervals of few blocks,
-are our own. Measured coverage of the mean of an AR(1) process, 300 to 1,000 series each (% of the series that
-have an interval, in brackets the % of these in which it contains the true mean):
+with dependent data, Biometrika 82, 1995. `TIMES` and Student's t, which widens intervals of few blocks, are
+our choices. Measured coverage of the mean of an AR(1) process, 300 to 1,000 series each (% of the series with
+an interval; in brackets, the % of these whose interval contains the true mean):
 
     correlation     n = 200     n = 1,000    n = 10,000
     0               100 (95)   100 (95)     100 (94)
@@ -42,7 +41,7 @@ from sim.metrics.steady import MEAN, Figure, Series, Values
 NUM_RESAMPLES = 400
 MIN_BLOCKS = 10
 TIMES = 3.0
-"""Length of a block over the integrated autocorrelation time."""
+"""Ratio of a block's length to the integrated autocorrelation time."""
 SEED = 20_260_101
 """Seed of the draws: the same blocks in every study."""
 
@@ -52,12 +51,12 @@ Statistic = Callable[[Rows], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Blocks of consecutive requests of a trace, and the resamples that are drawn of them."""
+    """Blocks of consecutive requests of a trace, and the resamples drawn from them."""
 
     num_rows: int
-    """Number of requests of a run, copies included."""
+    """Number of requests of a run, including copies."""
     period: int
-    """Number of requests of the trace; after it a run repeats them."""
+    """Number of requests of the trace, after which a run repeats it."""
     length: int
     """Number of requests of a block."""
 
@@ -87,8 +86,8 @@ class Blocks:
     def of_values(self, values: Values, figure: Figure = MEAN) -> Interval:
         """Computes the mean or a percentile of values and its interval, faster than `interval`.
 
-        With h the half width of the interval of the share of values up to a percentile q, its bounds are the
-        quantiles q - h and q + h, as in `sim.metrics.steady`.
+        The bounds of a percentile q are the quantiles q - h and q + h, where h is the half width of the
+        interval of the share of values up to it, as in `sim.metrics.steady`.
         """
         known = values[~np.isnan(values)]
         whole = figure.of(known) if len(known) else math.nan
@@ -114,9 +113,9 @@ class Blocks:
         return student_t(self.count - 1, (1 + CONFIDENCE) / 2) * float(means.std(ddof=1))
 
     def interval(self, statistic: Statistic) -> Interval:
-        """Computes a figure and its interval; without bounds if there are too few blocks.
+        """Computes a metric and its interval; without bounds if there are too few blocks.
 
-        statistic: the figure of the requests in some rows, NaN if none of them has it.
+        statistic: returns the metric of the requests in some rows; NaN if none of them has it.
         """
         whole = statistic(np.arange(self.num_rows))
         if not self.are_enough or math.isnan(whole):
@@ -127,7 +126,7 @@ class Blocks:
         return Interval(whole, whole - half_width, whole + half_width, self.count)
 
     def compared(self, statistic: Statistic, baseline: Statistic) -> Paired:
-        """Compares a figure of two runs of the same requests; `Paired.num_pairs` is the number of blocks."""
+        """Compares a metric of two runs of the same requests; `Paired.num_pairs` is the number of blocks."""
         rows = np.arange(self.num_rows)
         one, other = statistic(rows), baseline(rows)
         num_pairs = 0 if math.isnan(one) or math.isnan(other) else self.count if self.are_enough else 1
@@ -145,10 +144,10 @@ class Blocks:
 
 
 def blocks_of(series: Sequence[Values], period: int | None = None) -> Blocks:
-    """Determines the blocks of one or more series of equally many values, in order of arrival.
+    """Determines the blocks of one or more series of equal length, in order of arrival.
 
     NaN stands for a request without the value. period: number of requests after which a run repeats its
-    trace; None: it does not.
+    trace; None: never.
     """
     num_rows = len(series[0])
     period = num_rows if period is None else min(period, num_rows)
@@ -159,7 +158,7 @@ def blocks_of(series: Sequence[Values], period: int | None = None) -> Blocks:
 
 
 def figure_of(values: Values, figure: Figure = MEAN, times: float = 1.0) -> Statistic:
-    """Returns the function that computes a figure of some rows, times a factor; NaN values are left out."""
+    """Returns the function that computes a metric of some rows, times a factor, ignoring NaN."""
 
     def statistic(rows: Rows) -> float:
         drawn = values[rows]

@@ -1,4 +1,4 @@
-"""Computes the figures of a run for each class of requests: by priority and by tenant.
+"""Computes the metrics of a run for each class of requests: per priority and per tenant.
 
 If all requests are of one class, the summary of the run already describes it. ITL and output tokens/s are
 missing here because the records of gaps between tokens do not name the request.
@@ -21,9 +21,9 @@ from sim.metrics.slo import Slo
 from sim.records.table import AnyTable, column, joined
 
 MAX_CLASSES = 20
-"""Classes that are reported for each kind: those with the most requests. A service may have many tenants."""
+"""Number of reported classes per kind: the ones with the most requests. A service may have many tenants."""
 MAX_KEPT = 256
-"""Classes of a kind that a run which streams keeps; with more, the figures of this kind are left out."""
+"""Maximum number of classes per kind in a streaming run; with more, the metrics of this kind are omitted."""
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
 
 
@@ -36,7 +36,7 @@ class ClassFigures:
         self.forget_measured()
 
     def forget_measured(self) -> None:
-        """Forgets what is inside the window."""
+        """Drops everything inside the window."""
         self.inside = self._kept.totals()
         self.latencies = {name: self._kept.values() for name in LATENCIES}
 
@@ -62,7 +62,7 @@ class ClassFigures:
             values.merge(other.latencies[name])
 
     def value(self, window: Window, slo: Slo | None) -> dict[str, Any]:
-        """Returns the figures of the class. Rates are per second of the window; NaN if it is empty."""
+        """Returns the metrics of the class. Rates are per second of the window; NaN if it is empty."""
         seconds = window.duration_s if window.duration_s > 0 else float("nan")
         return {
             "requests": {name: self.whole[name] for name in COUNTS},
@@ -77,11 +77,11 @@ class ClassFigures:
 
 
 class ByClass(Figure):
-    """Figures by priority or by tenant: a dictionary from a class to its figures, if there are several.
+    """Metrics per priority or tenant: a dictionary from class to metrics, if there are several classes.
 
     Counts by status cover the whole run, as in the summary; latencies, shares and preemptions cover the
-    requests that arrived in the window, rates the events in the window. Priorities are sorted from the
-    smallest, which is served first, tenants by their number of requests, largest first.
+    requests that arrived in the window; rates cover the events in the window. Priorities are sorted ascending
+    (the smallest is served first); tenants are sorted by their number of requests, largest first.
 
     Example: with 3 requests of priority 0 and one of priority 7, by_priority is {"0": ..., "7": ...}.
     """
@@ -93,7 +93,7 @@ class ByClass(Figure):
         self.has_too_many = False
         self._classes: dict[Any, ClassFigures] = {}
         self._tables: list[AnyTable] = []
-        """Whole tables, the rows of which are divided once it is known which classes are the largest."""
+        """Complete tables, whose rows are divided once the largest classes are known."""
 
     def add(self, part: Part) -> None:
         table = part.requests
@@ -122,7 +122,7 @@ class ByClass(Figure):
             figures.forget_measured()
 
     def value(self, run: EndedRun) -> dict[str, Any]:
-        """Returns the classes; none if all requests are of one class, or of too many."""
+        """Returns the classes; none if there is only one class, or too many."""
         slo = run.setting.slo
         if self._tables:
             return self._of_tables(run.window, slo)
@@ -134,7 +134,7 @@ class ByClass(Figure):
         }
 
     def _of_tables(self, window: Window, slo: Slo | None) -> dict[str, Any]:
-        """Returns the largest classes of whole tables."""
+        """Returns the largest classes of complete tables."""
         table = self._tables[0] if len(self._tables) == 1 else joined(self._tables)
         numbers, names = _numbered(table, self.kind)
         if len(names) < 2:
@@ -165,7 +165,7 @@ class ByClass(Figure):
 
 
 class ByPriority(ByClass):
-    """The figures of each priority class."""
+    """The metrics of each priority class."""
 
     name = "by_priority"
     kind = "priority"

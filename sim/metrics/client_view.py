@@ -1,7 +1,7 @@
-"""Figures of what clients see: time to publish, and whether tokens come as fast as users read.
+"""Client-side metrics: time to publish, and whether tokens arrive as fast as users read.
 
 A user begins to read when the first token is published and reads r tokens/s. Token j (from 0) is published at
-a_j, and read at the earliest at max over i <= j of (a_i + (j - i) / r). The stalls of an output sum to
+a_j, and its earliest reading time is max over i <= j of (a_i + (j - i) / r). The stalls of an output sum to
 max over j of (a_j - j / r) - a_0; without a stall, the output is never slower than reading.
 """
 
@@ -21,7 +21,7 @@ from sim.metrics.workload import WorkloadRecords
 from sim.records.table import AnyTable, Table, column
 
 ROUNDING_S = 1e-9
-"""Stall that is an error of rounding."""
+"""Maximum stall that counts as a rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +36,10 @@ class ClientView:
 
 
 class ClientTimes(NamedTuple):
-    """Times that clients see, of the requests that arrived in the window; each array has one per request.
+    """Client-side times of the requests that arrived in the window; each array has one value per request.
 
-    published_in_slo: whether it finished and was published within the limit; None: there is no limit.
-    stall_s: the time for which its reader waits; None: it is not compared.
+    published_in_slo: whether it finished and was published within the limit; None: no limit. stall_s: the
+    waiting time of its reader; None: not computed.
     """
 
     publish_s: NDArray[np.float64]
@@ -51,7 +51,7 @@ class ClientTimes(NamedTuple):
 
     @property
     def never_slower(self) -> NDArray[np.bool_]:
-        """Returns which requests finished with their tokens as fast as they are read, or faster."""
+        """Returns which requests finished with tokens arriving at least as fast as they are read."""
         assert self.stall_s is not None
         return self.finished & (self.stall_s <= ROUNDING_S)
 
@@ -69,9 +69,9 @@ APART = (
 class ClientsFigure:
     """The sections `publish` and `clients`, for requests that arrived in the window.
 
-    Both are None if a request has several samples, because the times of their tokens are not known.
-    in_shards: whether this accumulator has a part of the requests only. draws: whether the hidden tokens of a
-    request depend on its number.
+    Both are None if a request has several samples, because their token times are unknown. in_shards: whether
+    this accumulator covers only a part of the requests. draws: whether the hidden tokens of a request depend
+    on its number.
     """
 
     needs_tokens = True
@@ -153,7 +153,7 @@ class ClientsFigure:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out how views are made: the copy can be merged only."""
+        """Drops the function that creates views: the copy can only be merged."""
         return {name: value for name, value in vars(self).items() if name not in ("_new_view", "_numbers")}
 
 
@@ -171,10 +171,10 @@ class PublishLatencies:
         self.numbers_matter = in_shards and draws
 
     def see(self, records: WorkloadRecords) -> None:
-        """Does nothing, as the latency of a request is its own."""
+        """Does nothing, because the latency depends only on the request itself."""
 
     def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
-        """Returns that all latencies are known."""
+        """Returns True for every request: all latencies are known."""
         return np.ones(len(records.requests), np.bool_)
 
     def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
@@ -187,9 +187,9 @@ class PublishLatencies:
 
 
 class SessionNumbers:
-    """Numbers of requests: their place in the session, or the id of a request that has none.
+    """Numbers of requests: the position in the session, or the id of a request without a session.
 
-    Keeps 16 bytes per session.
+    Uses 16 bytes per session.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class SessionNumbers:
 
 
 def client_times(records: WorkloadRecords, view: ClientView) -> ClientTimes | None:
-    """Computes what clients see; None if a request has several samples, whose times are not known."""
+    """Computes the client view; None if a request has several samples, whose times are unknown."""
     times = records.token_times()
     if times is None:
         return None
@@ -253,7 +253,7 @@ def publish_times_s(records: WorkloadRecords, view: ClientView) -> NDArray[np.fl
 
 
 def published_s(times: TokenTimes, view: ClientView, finished: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Computes the time at which each request's first visible token is published; NaN if it is not."""
+    """Computes the time at which each request's first visible token is published; NaN if never."""
     found = np.full(len(times.num_tokens), np.nan)
     if view.streams:
         begun = times.num_tokens > 0
@@ -265,7 +265,7 @@ def published_s(times: TokenTimes, view: ClientView, finished: NDArray[np.bool_]
 
 
 def stalls_s(times: TokenTimes, view: ClientView) -> NDArray[np.float64]:
-    """Computes the time for which each request's reader waits; NaN for requests without a token."""
+    """Computes the waiting time of each request's reader; NaN for requests without a token."""
     found = np.full(len(times.num_tokens), np.nan)
     begun = np.flatnonzero(times.num_tokens > 0)
     if not view.streams:

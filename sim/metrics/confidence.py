@@ -1,8 +1,8 @@
 """Confidence intervals of means, and the comparison of two arms of an experiment seed by seed.
 
 Both arms run with the same seeds and the same traffic (common random numbers), so effects of the random
-traffic that are common to both cancel within a pair. With x_i, y_i a figure of the two arms at seed i,
-i = 1..n:
+traffic that are common to both cancel within a pair. With x_i, y_i a metric of the two arms at seed i, i =
+1..n:
 
     d_i = x_i - y_i,  l_i = ln(x_i / y_i);   interval of a mean m: m +- t(n - 1, 0.975) s / sqrt(n)
     ratio = exp(mean of l): the geometric mean of the ratios, its bounds exp of the bounds
@@ -11,10 +11,9 @@ s: sample standard deviation; t: quantile of Student's distribution. Source: Law
 Analysis, 5th edition, 10.2.1 (paired t) and 11.2 (common random numbers).
 x = 30, 42, 57 against y = 10, 14, 19: every ratio is 3, so the ratio is 3.00 exactly, while the
 differences 20, 28, 38 give 28.7 +- 22.4.
-There is no correction for multiple comparisons: of 20 comparisons of equal arms, one is expected to differ.
-
-Importing `scipy.special` takes a tenth of a second: the quantiles of Student's t that every run needs are
-constants here, and scipy is imported only for others, such as those of a study of several seeds.
+There is no correction for multiple comparisons: of 20 comparisons of equal arms, one is expected to show a
+difference. Importing `scipy.special` takes 0.1 s, so the quantiles of Student's t that every run needs are
+constants here. scipy is imported only for others, such as those of a study with several seeds.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ CONFIDENCE = 0.95
 """Confidence level of every interval: the share of intervals that contain the true value."""
 
 SAME_REL = 1e-9
-"""Relative difference up to which two figures are equal: differences below it are rounding errors."""
+"""Relative difference up to which two values count as equal: smaller differences are rounding errors."""
 
 Better = Literal["higher", "lower"]
 
 
 class Interval(NamedTuple):
-    """A mean and the bounds of its confidence interval; the bounds are NaN where there is no interval."""
+    """A mean and the bounds of its confidence interval; the bounds are NaN if there is no interval."""
 
     mean: float
     low: float
     high: float
     num_values: int
-    """Number of values that the mean is over."""
+    """Number of values in the mean."""
 
     @property
     def is_exact(self) -> bool:
-        """True if there are several values and all are the same, so that the interval has no width."""
+        """True if there are several values and all are equal, so the interval has no width."""
         return self.num_values > 1 and self.high - self.low <= SAME_REL * abs(self.mean)
 
 
@@ -76,11 +75,11 @@ class Held(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paired:
-    """Comparison of an arm with a baseline over the seeds in which both have the figure."""
+    """Comparison of an arm with a baseline over the seeds for which both have the metric."""
 
     num_pairs: int
     num_missing: int
-    """Seeds that are left out because one of the arms does not have the figure."""
+    """Omitted seeds, for which one of the arms lacks the metric."""
     difference: Interval
     ratio: Interval | None
     """None if a value is not positive."""
@@ -104,7 +103,7 @@ class Paired:
 
 
 def mean_interval(values: ArrayLike) -> Interval:
-    """Computes the mean of the values and its interval; NaN values are left out, one value has no interval.
+    """Computes the mean of the values and its interval, ignoring NaN; a single value has no interval.
 
     Example: 1, 2, 3, 4, 5 have the interval 3 +- 2.776 * 1.581 / sqrt(5) = 1.04 to 4.96.
     """
@@ -126,7 +125,7 @@ def mean_interval(values: ArrayLike) -> Interval:
 def compare_paired(values: Sequence[float], baseline: Sequence[float]) -> Paired:
     """Compares values with the baseline; `values[i]` and `baseline[i]` come from the same seed.
 
-    NaN stands for a run that does not have the figure. Raises ValueError if the lengths differ.
+    NaN stands for a run without the metric. Raises ValueError if the lengths differ.
     """
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} values and {len(baseline)} of the baseline: must be equally many")

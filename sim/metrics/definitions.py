@@ -6,10 +6,10 @@
        |----------------------- E2E ----------------------|
     TPOT = (last token - first token) / (output tokens - 1)
 
-ITL is pooled over all gaps of all requests, so long answers weigh more; TPOT is one value per request. Other
-tools differ: guidellm and AIPerf call our TPOT "ITL", Vidur divides by the number of output tokens.
-With speculation a pass brings a burst of tokens at one time. ITL has one value per burst, as vLLM's benchmark
-has one per chunk of the stream; TPOT counts every token.
+ITL is pooled over all gaps of all requests, so long outputs weigh more; TPOT is one value per request. Other
+tools differ: guidellm and AIPerf call our TPOT "ITL", Vidur divides by the number of output tokens. With
+speculation a pass brings a burst of tokens at one time. ITL has one value per burst, as vLLM's benchmark has
+one per chunk of the stream; TPOT counts every token.
 Times are in seconds, arrays have one value per request, NaN stands for an event that did not happen.
 """
 
@@ -29,9 +29,9 @@ Times = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 PERCENTILES = (50, 90, 95, 99)
-"""Percentiles that every summary holds."""
+"""Percentiles in every summary."""
 SPEED_PERCENTILES = (50, 10, 1)
-"""Percentiles of the speed that one user sees."""
+"""Percentiles of the per-user output speed."""
 
 
 def times(table: AnyTable, name: str) -> Times:
@@ -40,7 +40,10 @@ def times(table: AnyTable, name: str) -> Times:
 
 
 def longest_tokens(requests: AnyTable) -> Counts:
-    """Returns the output tokens of the longest sample of each request; of tables without it, of all."""
+    """Returns each request's output tokens in its longest sample.
+
+    In tables without that column, in all samples.
+    """
     return column(requests, "longest_tokens" if "longest_tokens" in requests else "output_tokens")
 
 
@@ -59,12 +62,12 @@ def plain_json(value: Any) -> Any:
 
 
 def ttft_s(arrival_s: Times, first_token_s: Times) -> Times:
-    """Computes the time to first token: from arrival to the first output token, queueing included."""
+    """Computes the time to first token: from arrival to the first output token, including queueing."""
     return first_token_s - arrival_s
 
 
 def tpot_s(first_token_s: Times, last_token_s: Times, output_tokens: Counts) -> Times:
-    """Computes the time per output token after the first; NaN for answers of one token.
+    """Computes the time per output token after the first; NaN for outputs of one token.
 
     Example: first token at 1.0 s, last at 1.9 s, 10 tokens: 0.9 / 9 = 0.1 s.
     """
@@ -78,12 +81,15 @@ def e2e_s(arrival_s: Times, last_token_s: Times) -> Times:
 
 
 def queue_s(arrival_s: Times, scheduled_s: Times) -> Times:
-    """Computes the time from arrival to the start of the first iteration; later waits do not count."""
+    """Computes the time from arrival to the start of the first iteration.
+
+    Later waiting times do not count.
+    """
     return scheduled_s - arrival_s
 
 
 def describe(values: Times, counts: Counts | None = None) -> dict[str, float | int]:
-    """Computes count, mean, `PERCENTILES`, min and max of the values, in seconds; NaN values are left out.
+    """Computes count, mean, `PERCENTILES`, min and max of the values, in seconds, ignoring NaN.
 
     counts: occurrences of each value; None: one each. Without values the statistics are NaN.
     Example: TTFTs of 100, 102, 100, 100, 99, 104, 110, 90, 3000 and 95 ms have a mean of 390 ms and a median
@@ -122,9 +128,9 @@ def description(
 
 
 def speeds_of(tpot_s: Times) -> Times:
-    """Computes the output tokens/s that one user sees after the first token: 1 / TPOT of each request.
+    """Computes the output tokens/s per user after the first token: 1 / TPOT of each request.
 
-    Also called interactivity. NaN values are left out, and requests whose tokens came at one time.
+    Also called interactivity. NaN values and requests whose tokens arrived all at once are ignored.
     """
     found: Times = 1 / tpot_s[tpot_s > 0]
     return found
@@ -133,7 +139,7 @@ def speeds_of(tpot_s: Times) -> Times:
 def speed_description(count: int, mean: float, percentiles: Times) -> dict[str, float | int]:
     """Returns the statistics of speeds by their names in the summary.
 
-    percentiles: `SPEED_PERCENTILES`. The low ones are those of slow requests: p1 is exceeded by 99 % of them.
+    percentiles: `SPEED_PERCENTILES`. Low percentiles belong to slow requests: 99 % of the requests exceed p1.
     """
     values = (mean, *percentiles.tolist())
     names = ("mean", *(f"p{q}" for q in SPEED_PERCENTILES))
@@ -159,7 +165,7 @@ def weighted_percentile(values: Times, counts: Counts, q: Sequence[float]) -> Ti
     low = ordered[np.searchsorted(last_position, below)]
     high = ordered[np.searchsorted(last_position, np.minimum(below + 1, total - 1))]
     t = position - below
-    # As in numpy, interpolation starts from the nearer end, which keeps the result between low and high.
+    # As in numpy, interpolation starts from the nearer end, so the result stays between low and high.
     result: Times = np.where(t < 0.5, low + (high - low) * t, high - (high - low) * (1 - t))
     return result
 
@@ -186,13 +192,14 @@ class Window(NamedTuple):
     def overlap_s(self, start_s: NDArray[np.float64], duration_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Computes the seconds of each interval that lie inside the window."""
         inside = np.minimum(start_s + duration_s, self.end_s) - np.maximum(start_s, self.start_s)
-        # An interval wholly inside keeps its duration, as (start + duration) - start would be rounded.
+        # An interval completely inside keeps its duration, because (start + duration) - start would be
+        # rounded.
         whole = (start_s >= self.start_s) & (start_s + duration_s <= self.end_s)
         return np.where(whole, duration_s, np.maximum(inside, 0.0))
 
 
 def measured_window(end_s: float, *, warmup_s: float = 0.0, cooldown_s: float = 0.0) -> Window:
-    """Returns what remains of a run from 0 to end_s; if nothing remains, an empty window at end_s.
+    """Returns the measured part of a run from 0 to end_s; if nothing remains, an empty window at end_s.
 
     Raises ValueError for a warm-up or cool-down that is negative or not finite.
     """

@@ -1,9 +1,9 @@
-"""Computes the figures of a run by the definitions of other benchmark tools, from the time of each token.
+"""Computes the metrics of a run by the definitions of other benchmark tools, from the time of each token.
 
 Definitions (n: output tokens; first, last: times of these tokens; sent: arrival; q: percentile as a share):
 
-    tool        successful request  percentiles      seconds that rates are over
-    ours        finished            interpolated     the measured time
+    tool successful request percentiles time base of rates ours        finished            interpolated
+    the measured time
     vllm_bench  succeeded           interpolated     start of the benchmark to the last output
     guidellm    successful          measured value   first request sent to the last output
                                     (weighted)
@@ -22,13 +22,13 @@ Definitions (n: output tokens; first, last: times of these tokens; sent: arrival
 With speculation a pass streams several tokens in one chunk: a burst. A gap is between two chunks, for ours as
 for vLLM bench and AIPerf, so ITL is the time between bursts; the times per token divide by all tokens.
 
-Ours counts every first token and every gap in the measured time, those of unfinished requests included; the
-other tools count successful requests only. Sources, read in November 2026: vllm/benchmarks/serve.py
+Ours counts every first token and every gap in the measured time, including those of unfinished requests; the
+other tools count only successful requests. Sources, read in November 2026: vllm/benchmarks/serve.py
 (calculate_metrics); guidellm schemas/base/request_stats.py, statistics.py and schemas/benchmark/goodput.py;
 aiperf docs/metrics_reference.md and metrics/types; mlcommons/inference loadgen/results.cc and logging.cc
 (Server scenario with use_token_latencies).
 
-`MetricsSettings` says which of these definitions a run reports, and which part of it is measured.
+`MetricsSettings` selects the definitions that a run reports, and its measured part.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """Times of requests as a load generator records them, in seconds; NaN for events that did not happen.
+    """Times of requests as a load generator records them, in seconds; NaN for events that did not occur.
 
-    Arrays without a note have one value per request, in the order of arrival.
+    Arrays have one value per request in the order of arrival, unless noted otherwise.
     """
 
     window: Window
@@ -64,7 +64,7 @@ class Served:
     output_tokens: NDArray[np.int64]
     """Output tokens of all samples of a request; rates count these."""
     longest_tokens: NDArray[np.int64]
-    """Output tokens of the longest sample, which ends last; times per token are over these."""
+    """Output tokens of the longest sample, which ends last; times per token use these."""
     done: NDArray[np.bool_]
     """True for finished requests."""
     token_s: Values
@@ -72,13 +72,16 @@ class Served:
     token_row: NDArray[np.int64]
     """Index of the request of each token."""
     gap_s: Values
-    """Seconds between two tokens of a request, for each gap; tokens of one chunk have none between them."""
+    """Seconds between two tokens of a request, for each gap; tokens of one chunk have no gap between them."""
     gap_row: NDArray[np.int64]
     """Index of the request of each gap."""
 
     @classmethod
     def of(cls, requests: AnyTable, window: Window, times: TokenTimes | None) -> Served:
-        """Returns the requests that arrived in the window. times: of all requests; None: gaps are unknown."""
+        """Returns the requests that arrived in the window. times: token times of all requests.
+
+        None: gaps are unknown.
+        """
         arrival_s = column(requests, "arrival_s", np.float64)
         rows = np.flatnonzero(window.holds(arrival_s))
         rows = rows[np.argsort(arrival_s[rows], kind="stable")]
@@ -161,7 +164,7 @@ PERCENTILES = (50, 90, 99)
 
 
 class Latency(NamedTuple):
-    """A latency by the tool's name for it, and its figures in seconds; NaN where there are none."""
+    """A latency under the tool's name, with its statistics in seconds; NaN if there are none."""
 
     name: str
     mean_s: float
@@ -171,7 +174,7 @@ class Latency(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """A figure of a whole run by the tool's name for it."""
+    """A metric of a whole run under the tool's name."""
 
     name: str
     value: float
@@ -179,9 +182,9 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InDialect:
-    """The figures of a run by the definitions of one tool.
+    """The metrics of a run by the definitions of one tool.
 
-    The keys of the mappings are ours: under one key all tools have the same quantity.
+    The keys of the mappings are ours: one key means the same quantity for all tools.
     """
 
     tool: str
@@ -193,7 +196,7 @@ class InDialect:
     """Keys: duration_s, requests_per_s, output_tokens_per_s, goodput_per_s, good_share, valid."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures as plain dictionaries; NaN is kept."""
+        """Returns the metrics as plain dictionaries; NaN is kept."""
         figures: dict[str, Latency | Rate] = {**self.counts, **self.latencies, **self.rates}
         return {"tool": self.tool, **{key: figure._asdict() for key, figure in figures.items()}}
 
@@ -202,7 +205,7 @@ Percentile = Callable[[Values, "Values | None", float], float]
 
 
 def latency(name: str, values: Values, percentile: Percentile, weights: Values | None = None) -> Latency:
-    """Computes the mean and the percentiles of the values; NaN values are left out.
+    """Computes the mean and the percentiles of the values, ignoring NaN.
 
     weights: one per value.
     """
@@ -218,7 +221,7 @@ def latency(name: str, values: Values, percentile: Percentile, weights: Values |
 
 
 def vllm_bench(served: Served, slo: Slo | None) -> InDialect:
-    """Computes the figures of `vllm bench serve`."""
+    """Computes the metrics of `vllm bench serve`."""
     done, duration_s = served.done, _last_end_s(served) - served.window.start_s
     good = served.within(slo, one_token=True) if slo else None
     return InDialect(
@@ -245,15 +248,15 @@ def vllm_bench(served: Served, slo: Slo | None) -> InDialect:
 
 
 def guidellm(served: Served, slo: Slo | None) -> InDialect:
-    """Computes the figures of guidellm.
+    """Computes the metrics of guidellm.
 
-    If the SLO has a TPOT limit, its goodput leaves out outputs of one token, which have no TPOT.
+    If the SLO has a TPOT limit, its goodput excludes outputs of one token, which have no TPOT.
     """
     done, tokens = served.done, served.longest_tokens.astype(np.float64)
     start_s = float(served.sent_s.min()) if len(served.sent_s) else served.window.start_s
     duration_s = _last_end_s(served) - start_s
     several = tokens > 1
-    # guidellm assumes evenly spaced tokens in an output; its rate is over the time that all outputs span.
+    # guidellm assumes evenly spaced tokens in an output; its rate covers the time spanned by all outputs.
     first_s, last_s = served.first_s[done], served.last_s[done]
     token_span_s = float(last_s.max() - first_s.min()) if len(first_s) else 0.0
     rates = {
@@ -287,9 +290,9 @@ def guidellm(served: Served, slo: Slo | None) -> InDialect:
 
 
 def aiperf(served: Served, slo: Slo | None) -> InDialect:
-    """Computes the figures of NVIDIA AIPerf.
+    """Computes the metrics of NVIDIA AIPerf.
 
-    If the SLO has a TPOT limit, an output of one token, which has no TPOT, is not good.
+    If the SLO has a TPOT limit, an output of one token does not meet it, because it has no TPOT.
     """
     done = served.done
     start_s = float(served.sent_s[done].min()) if done.any() else served.window.start_s
@@ -322,10 +325,10 @@ def aiperf(served: Served, slo: Slo | None) -> InDialect:
 
 
 def mlperf(served: Served, slo: Slo | None) -> InDialect:
-    """Computes the figures of the Server scenario of MLPerf LoadGen.
+    """Computes the metrics of the Server scenario of MLPerf LoadGen.
 
     A run is valid if p99 of TTFT and p99 of TPOT are within their limits. LoadGen waits for every query, so
-    it has no figures for failed ones. It counts n - 1 queries in the rate of n queries.
+    it has no metrics for failed ones. It counts n - 1 queries in the rate of n queries.
     """
     done = served.done
     num = int(done.sum())
@@ -361,7 +364,7 @@ def mlperf(served: Served, slo: Slo | None) -> InDialect:
 
 
 def ours(summary: Mapping[str, Any]) -> InDialect:
-    """Returns the figures by our own definitions, from a summary (`sim.metrics.summary`)."""
+    """Returns the metrics by our own definitions, from a summary (`sim.metrics.summary`)."""
     names = {"ttft": "ttft", "tpot": "per_token", "itl": "gap", "e2e": "e2e"}
     trimmed, requests, goodput = (summary[key] for key in ("trimmed", "requests", "goodput"))
     answered = summary["e2e"]["count"]  # requests that arrived in the measured time and finished
@@ -396,7 +399,7 @@ def ours(summary: Mapping[str, Any]) -> InDialect:
 def in_dialects(
     names: Iterable[str], requests: AnyTable, times: TokenTimes | None, window: Window, slo: Slo | None
 ) -> dict[str, dict[str, Any]]:
-    """Returns the figures by tool, each as `InDialect.to_json`. names: keys of `DIALECTS`.
+    """Returns the metrics per tool, each as from `InDialect.to_json`. names: keys of `DIALECTS`.
 
     requests, times: of the whole run; without times there are no gaps.
     """
@@ -428,7 +431,7 @@ DIFFERENCES = (
     "Outputs of one token have no TPOT: with a TPOT limit in the SLO, ours and vLLM count them as good, "
     "AIPerf does not, guidellm leaves them out.",
 )
-"""Reasons why the figures of the tools differ for one run."""
+"""Reasons why the tools' metrics differ for one run."""
 
 
 def _known(value: float | None) -> float:
@@ -450,18 +453,20 @@ def _per(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricsSettings:
-    """Settings of the measurement: the measured part of the run and further definitions of its figures."""
+    """Settings of the measurement: the measured part of the run, and other definitions of its metrics."""
 
     warmup_s: float | Literal["auto"] = 0.0
-    """Simulated seconds at the start that are not measured; auto: determined by MSER-5, see
-    `sim.metrics.steady`."""
+    """Simulated seconds at the start that are excluded from the measurement; auto: determined by MSER-5, see
+    `sim.metrics.steady`.
+    """
     cooldown_s: float = 0.0
     """Simulated seconds at the end that are not measured."""
     dialect: Literal["ours", "vllm_bench", "guidellm", "aiperf", "mlperf", "all"] = "ours"
-    """Also reports the figures by the definitions of this tool: see `DIALECTS`."""
+    """Also reports the metrics by the definitions of this tool: see `DIALECTS`."""
     percentiles: Literal["estimated", "exact"] = "estimated"
-    """Percentiles of a run that streams its tables: estimated as it goes on, or, for all latencies but ITL,
-    read from the table of requests at its end. Those of other runs are always exact."""
+    """Percentiles of a run that streams its tables: estimated during the run, or, for all latencies except
+    ITL, computed from the table of requests at its end. Percentiles of other runs are always exact.
+    """
 
     own: tuple[str, ...] = ()
     """Metrics of your own: dotted paths of subclasses of `sim.metrics.figure.Figure`."""
@@ -475,14 +480,14 @@ class MetricsSettings:
 
     @property
     def dialects(self) -> tuple[str, ...]:
-        """Names of the other tools by the definitions of which the figures are reported."""
+        """Names of the other tools whose definitions are reported."""
         return (
             tuple(DIALECTS) if self.dialect == "all" else (self.dialect,) if self.dialect in DIALECTS else ()
         )
 
     @property
     def known_warmup_s(self) -> float:
-        """Warm-up in seconds, for runs in which it cannot be determined. Raises ValueError for auto."""
+        """Warm-up in seconds, for runs that cannot determine it. Raises ValueError for auto."""
         if self.warmup_s == "auto":
             raise ValueError(
                 "warmup_s=auto: works in simulated runs only; here it must be a number of seconds"

@@ -1,8 +1,8 @@
 """Distributions and rates of a run as accumulators: all values, or sketches in bounded memory.
 
 `EXACT` keeps all values, by reference to the tables that they come from: percentiles are exact.
-`sim.metrics.sketches.SKETCHED` keeps counts in buckets, so that the figures of any run take the same memory
-and do not depend on how its records were divided: percentiles have a known error, sums are exact.
+`sim.metrics.sketches.SKETCHED` keeps counts in buckets, so the metrics of any run take the same memory and do
+not depend on how its records were divided: percentiles have a known error; sums are exact.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sim.metrics.steady import Batched, RunInterval, Series
 from sim.metrics.sums import TableTotals, Totals, weighted_sum
 
 SLICES: Final = 320
-"""Slices of the measured time; the rates of events in each are the series of which batch means are taken."""
+"""Number of slices of the measured time; the event rates of the slices are the series for batch means."""
 
 
 class Distribution(Protocol):
-    """Values >= 0 with their statistics. NaN is left out."""
+    """Values >= 0 with their statistics; NaN is ignored."""
 
     @property
     def count(self) -> int:
@@ -51,7 +51,10 @@ class Distribution(Protocol):
         ...
 
     def count_upto(self, value: float) -> int:
-        """Returns the number of values that are at most `value`; a sketch counts those of its bucket, too."""
+        """Returns the number of values that are at most `value`.
+
+        A sketch counts the complete bucket of `value`.
+        """
         ...
 
     def describe(self) -> dict[str, float | int]:
@@ -64,10 +67,10 @@ class Distribution(Protocol):
 
 
 class OfRequests(Protocol):
-    """Values of requests in order of time: their distribution, and the series that intervals come from."""
+    """Values of requests in order of time: their distribution, and the series for intervals."""
 
     def add_requests(self, ids: Counts, arrival_s: Times, values: Times) -> None:
-        """Adds one value per request, by id in ascending order; NaN values are left out."""
+        """Adds one value per request, by ascending id, ignoring NaN."""
         ...
 
     def merge(self, other: Any) -> None:
@@ -87,7 +90,7 @@ class Rates(Protocol):
     """Times of events by name."""
 
     def count(self, name: str, time_s: Times, counts: Counts | None = None) -> None:
-        """Counts events; NaN is left out. counts: events at each time; None: one."""
+        """Counts events, ignoring NaN. counts: events at each time; None: one."""
         ...
 
     def merge(self, other: Any) -> None:
@@ -142,7 +145,7 @@ class Values:
         return values[happened], counts[happened]
 
     def _joined(self) -> tuple[Times, Counts | None]:
-        """Returns all values, without a copy if they were added at once."""
+        """Returns all values, without copying them if they were added at once."""
         if len(self._parts) == 1:
             return self._parts[0]
         values = joined([values for values, _ in self._parts])
@@ -197,12 +200,12 @@ class EventTimes:
 
 
 def joined(parts: Sequence[Times]) -> Times:
-    """Returns arrays as one, without a copy if there is one only."""
+    """Concatenates arrays, without copying a single one."""
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
 
 
 class Kept(NamedTuple):
-    """The parts that accumulators are made of."""
+    """The building blocks of accumulators."""
 
     totals: Callable[[], Totals]
     values: Callable[[], Distribution]
@@ -216,7 +219,7 @@ class Kept(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Returns whether all values are kept, so that the records come at once, and no row is held back."""
+        """Returns whether all values are kept, so the records arrive at once and no row is held back."""
         return not self.error
 
 

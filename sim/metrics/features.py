@@ -1,4 +1,4 @@
-"""Figures of speculative decoding, LoRA adapters, KV transfers and live migrations.
+"""Metrics of speculative decoding, LoRA adapters, KV transfers and live migrations.
 
 Speculative decoding:
 
@@ -7,13 +7,14 @@ Speculative decoding:
 
     acceptance_rate       accepted / verified draft tokens
     mean_accepted_length  1 + accepted draft tokens / drafts, as vLLM logs it: tokens per draft
-    tokens_per_pass       output tokens after the first / passes that brought them, also passes without drafts
-    by_place              passes with a draft token at a place, and the share of them that accepted it; given
-                          that the places before were accepted, too
+    tokens_per_pass output tokens after the first / passes that produced them, including passes without drafts
+    by_place passes with a draft token at a place, and the share of them that accepted it; also the share
+    given that all earlier places were accepted
 
-A draft token is in vain if it was rejected, accepted but behind the end of the answer (discarded), or made
-and not verified (unused), as its sequence had ended, was preempted or had no budget left. Of the FLOPs, those
-of rows that were not kept and all of drafting are in vain: without speculation they would not be needed.
+A draft token is wasted ("in vain") if it was rejected, accepted but after the end of the output (discarded),
+or drafted but not verified (unused) because its sequence had ended, was preempted or had no budget left. The
+wasted FLOPs are those of rows that were not kept and all of drafting: they would not be needed without
+speculation.
 
 Counts are those of iterations that end in the measured time; by_place covers the whole run.
 """
@@ -90,9 +91,9 @@ class SpeculationUse(Figure):
 def acceptance_by_place(counts: AnyTable) -> AnyTable:
     """Adds the rates to the counts of `SpeculationRecord.acceptance`.
 
-    rate: share of the passes with a draft token at the place that accepted one, as vLLM's
-    vllm:spec_decode_num_accepted_tokens_per_pos over the drafts. conditional_rate: share of those in which
-    all places before were accepted, see `AcceptanceCounts.reached`.
+    rate: share of the passes with a draft token at the place that accepted it, as vLLM's
+    vllm:spec_decode_num_accepted_tokens_per_pos divided by the drafts. conditional_rate: the same share among
+    passes that accepted all earlier places, see `AcceptanceCounts.reached`.
 
     Example: 100 passes with 2 draft tokens each, of which 80 and 60 are accepted: rates of 0.8 and 0.6,
     conditional 0.8 and 0.75.
@@ -125,7 +126,7 @@ def add_flops(totals: Totals, iterations: AnyTable, model: IterationModel) -> No
 
 
 def wasted_flops(totals: Totals) -> dict[str, float]:
-    """Returns the FLOPs of iterations by purpose, and the share of those in vain, over pools that speculate.
+    """Returns the FLOPs of iterations by purpose, and the wasted share, over pools that speculate.
 
     Example: 10 of 40 rows of draft tokens are kept: three quarters of the FLOPs of these rows are in vain.
     """
@@ -203,9 +204,9 @@ class KvTransferUse(Figure):
     """KV transfers of the measured requests, and the use of the links; None if no KV was transferred.
 
     seconds: from the allocation on the decode replica to the last byte. tokens, cached_tokens: tokens of the
-    sequences transferred in the whole run, and how many of these the decode replica had in its cache.
-    share_of_e2e: transfer seconds of finished requests over their E2E. links: carried bytes over what the
-    link could have carried in the whole run; mean over the ports and switches in use, and of the fullest.
+    sequences transferred in the whole run, and how many of these were in the decode replica's cache.
+    share_of_e2e: transfer seconds of finished requests divided by their E2E. links: utilisation over the
+    whole run (carried bytes / capacity): the mean over the ports and switches in use, and the maximum.
     """
 
     name = "kv_transfer"
@@ -266,12 +267,12 @@ class KvTransferUse(Figure):
 
 
 def migration_figures(records: RunRecords) -> dict[str, Any]:
-    """Computes the figures of all migrations of a run with a migration policy, over the whole run.
+    """Computes the metrics of all migrations of a run with a migration policy, over the whole run.
 
-    count: requests moved, each as often as it moved. given_up: migrations without effect, by outcome. bytes:
-    KV copied, also by those. stages: mean of the moved requests. downtime: seconds from the last token on the
-    source to the start of the first iteration on the target. duration: seconds from the decision to the last
-    byte. share_of_time: share of the replicas' paid time in which one is part of a migration.
+    count: number of moves. given_up: migrations without effect, by outcome. bytes: copied KV, including by
+    migrations without effect. stages: mean over the moved requests. downtime: seconds from the last token on
+    the source to the start of the first iteration on the target. duration: seconds from the decision to the
+    last byte. share_of_time: share of the replicas' paid time in which one is part of a migration.
 
     Example: a request stops at 7.0 s, its last KV arrives at 7.3 s, and the target begins its next iteration
     at 7.5 s: a downtime of 0.5 s.

@@ -1,13 +1,10 @@
-"""A figure of a run is an accumulator: rows of its records are added, in any number of parts, and then read.
+"""A metric of a run is an accumulator: rows of its records are added in any number of parts, then read.
 
-    add(part)      adds rows of the records; every row of a run comes once
-    merge(other)   adds what another accumulator of the same kind has been given
-    value(run)     the figure as plain data, once the run has ended
-
-A run whose tables are at hand is one part. One that streams comes in many, and in shards they go to several
-accumulators, which are merged. What a figure is made of (`Kept`) decides whether percentiles are exact.
-docs/own_metric.md shows how to write one. Figures of hardware read the shapes, kinds and components of
-iterations from their rows.
+add(part) adds rows of the records; every row of a run is added once merge(other) adds the rows of another
+accumulator of the same kind value(run) the metric as plain data, once the run has ended A run with complete
+tables is one part. A streaming run has many parts, and in shards they go to several accumulators, which are
+merged. The building blocks of a metric (`Kept`) decide whether percentiles are exact. docs/own_metric.md
+shows how to write one. Hardware metrics take the shapes, kinds and components of iterations from their rows.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ def rented_s(records: RunRecords, window: Window) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolHardware:
-    """The hardware of each replica of a pool, as far as figures depend on it."""
+    """The hardware properties of a pool's replicas that metrics depend on."""
 
     model: IterationModel
     price_usd_per_hour: float = 0.0
@@ -77,7 +74,7 @@ def share_inside(inside_s: NDArray[np.float64], duration_s: NDArray[np.float64])
 
 
 def of_pools(pools: Sequence[PoolRecord], name: str, pool: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns a figure of `PoolRecord` for each index of a pool."""
+    """Returns a field of `PoolRecord` for each pool index."""
     return np.array([getattr(one, name) for one in pools], np.float64)[pool]
 
 
@@ -146,16 +143,16 @@ NewSections = Callable[[Kept], list[SectionFigure]]
 
 
 def no_sections(kept: Kept) -> list[SectionFigure]:
-    """Returns that there are no further sections."""
+    """Returns no additional sections."""
     return []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureSetting:
-    """Settings that figures depend on: hardware and KV memory of the pools, SLO, prices, measured part.
+    """Settings that metrics depend on: hardware and KV memory of the pools, SLO, prices, measured part.
 
-    pools, pool_records: in the order of the records. Raises ValueError for a measured part that is known only
-    from whole tables, unless these are `kept`.
+    pools, pool_records: in the order of the records. Raises ValueError for a measured part that can be
+    determined only from complete tables, unless these are `kept`.
     """
 
     pools: Sequence[PoolHardware]
@@ -165,15 +162,15 @@ class FigureSetting:
     tariff: Tariff | None = None
     metrics: MetricsSettings = MetricsSettings()
     thinned: Thinned | None = None
-    """The workload of a thinned fleet; None: the fleet is whole."""
+    """The workload of a thinned fleet; None: the fleet is complete."""
     new_sections: NewSections = no_sections
     """Makes the accumulators of the sections that the workload adds."""
     num_replicas: int = 0
     """Replicas of a thinned fleet."""
     new_latencies: Callable[[], list[OwnLatency]] = list
-    """Makes what computes the latencies of `own_terms`."""
+    """Creates the objects that compute the latencies of `own_terms`."""
     plots: bool = True
-    """Whether what the plots show is added up as well."""
+    """Whether the data of the plots is accumulated as well."""
     kept: Kept = EXACT
     own: tuple[type[Figure], ...] = ()
     """Metrics of the user's own."""
@@ -210,19 +207,19 @@ class FigureSetting:
 
     @property
     def own_terms(self) -> tuple[str, ...]:
-        """Returns the latencies that only the workload knows and the SLO limits."""
+        """Returns the latencies that the SLO limits and only the workload can compute."""
         return () if self.slo is None else self.slo.workload_terms
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Rows of the records of a run, and what most figures read of them.
+    """Rows of the records of a run, and derived values that most metrics need.
 
-    requests: of requests that have ended or come to no end, with the columns of `request_metrics`.
-    iterations, events, gap_s, gap_count, gap_end_s: see `RunRecords`.
-    window: the measured part of the run, as far as it is known: see `holds`. end_s: likewise, of the run.
-    unfilled: rows of `RunRecords.unfilled`; None: no KV is reserved ahead. unfilled_upto: for each replica,
-      the first iteration that rows of later parts may begin with, [R]; None: it is not known.
+    requests: requests that have ended or will not end in the run, with the columns of `request_metrics`.
+    iterations, events, gap_s, gap_count, gap_end_s: see `RunRecords`. window: the measured part of the run,
+    as far as it is known: see `holds`. end_s: the end of the run, as far as it is known. unfilled: rows of
+    `RunRecords.unfilled`; None: no KV is reserved ahead. unfilled_upto: for each replica, the earliest first
+    iteration of rows in later parts, [R]; None: unknown.
     """
 
     setting: FigureSetting
@@ -297,11 +294,11 @@ class Part:
         return [self.pool == index for index in range(len(self.setting.pools))]
 
     def by_replica(self, name: str) -> Floats:
-        """Returns a figure of `PoolRecord` for each replica, [R]."""
+        """Returns a field of `PoolRecord` for each replica, [R]."""
         return of_pools(self.setting.pool_records, name, self.pool_by_replica)
 
     def in_pandas(self) -> Part:
-        """Returns the part with frames of pandas for tables, as metrics of the user's own get it."""
+        """Returns the part with pandas frames for tables, for user-defined metrics."""
         return replace(
             self,
             requests=to_pandas(self.requests),
@@ -323,16 +320,16 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun:
-    """A run that has ended, for the values of its figures. records: their tables may have no rows."""
+    """A finished run, for the values of its metrics. records: their tables may have no rows."""
 
     setting: FigureSetting
     records: RunRecords
     window: Window
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """All accumulators of the run by name, as some figures follow from several."""
+    """All accumulators of the run by name, because some metrics combine several."""
 
     def in_pandas(self) -> EndedRun:
-        """Returns the run with frames of pandas for tables: see `Part.in_pandas`."""
+        """Returns the run with pandas frames for tables: see `Part.in_pandas`."""
         return replace(self, records=self.records.in_pandas())
 
     @cached_property
@@ -344,16 +341,16 @@ class EndedRun:
 class Figure:
     """A section of the summary, or one number. Subclasses add to `whole` and `inside`, and compute `value`.
 
-    A subclass that needs more than sums makes it in `__init__` of what is `kept`, and extends `merge`, and
-    `forget_measured` for what covers the measured part only. It does not keep the setting.
+    A subclass that needs more than sums creates it in `__init__` from `kept`, and extends `merge`, and
+    `forget_measured` for data that covers only the measured part. It does not keep the setting.
     """
 
     name: ClassVar[str]
     """Key in the summary, in snake_case."""
     unit: ClassVar[str] = ""
-    """Unit of the value, such as s; of figures of your own."""
+    """Unit of the value, such as s; for user-defined metrics."""
     definition: ClassVar[str] = ""
-    """What it is, for the glossary of the page; of figures of your own."""
+    """Definition for the glossary of the page; for user-defined metrics."""
 
     def __init__(self, setting: FigureSetting) -> None:
         self.kept = setting.kept
@@ -371,16 +368,16 @@ class Figure:
         self.inside.merge(other.inside)
 
     def forget_measured(self) -> None:
-        """Forgets what is inside the window, which turned out to be empty."""
+        """Drops the data inside the window, which turned out to be empty."""
         self.inside = self.kept.totals()
 
     def value(self, run: EndedRun) -> Any:
-        """Returns the figure as plain data."""
+        """Returns the metric as plain data."""
         raise NotImplementedError
 
 
 def own_figures(paths: Sequence[str]) -> tuple[type[Figure], ...]:
-    """Imports the metrics with dotted paths. Raises ValueError for one that is no metric."""
+    """Imports the metrics with these dotted paths. Raises ValueError if one is not a metric."""
     found: dict[str, type[Figure]] = {}
     for place, path in enumerate(paths):
         module, _, name = path.rpartition(".")

@@ -1,6 +1,6 @@
-"""Computes the figures of a fleet: failures, retries, scaling, and the use of each pool.
+"""Computes the metrics of a fleet: failures, retries, scaling, and the use of each pool.
 
-Except for the figures of pools they cover the whole run, even if the measured window is shorter.
+Except for the metrics of pools they cover the whole run, even if the measured window is shorter.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ STATES = ("wanted", "starting", "serving", "draining", "down")
 
 
 def down_s_by_replica(records: RunRecords) -> list[float]:
-    """Computes, for each replica, the seconds after crashes in which it was paid for but did not serve."""
+    """Computes, per replica, the seconds after crashes in which it was paid for but did not serve."""
     return [sum(up_s - down_s for down_s, up_s in replica.down) for replica in records.replicas]
 
 
 def failure_use(records: RunRecords) -> dict[str, Any]:
-    """Computes the failures and their cost: replica-seconds, lost tokens, requests sent again.
+    """Computes the failures and their cost: replica-seconds, lost tokens, resent requests.
 
-    by_kind: number and replica-seconds of each kind of failure. lost_tokens: output tokens of answers that
-    started again; resumed: answers that continued. recomputed, restored, mirrored: KV, see `RecoveryRecord`.
+    by_kind: number and replica-seconds of each kind of failure. lost_tokens: output tokens of restarted
+    requests; resumed: continued requests. recomputed, restored, mirrored: KV, see `RecoveryRecord`.
     """
     recovery = records.recovery
     down_s, paid_s = sum(down_s_by_replica(records)), sum(r.end_s - r.start_s for r in records.replicas)
@@ -58,8 +58,8 @@ def failure_use(records: RunRecords) -> dict[str, Any]:
 class RetryUse(Figure):
     """Attempts of clients, and the failed ones by reason.
 
-    An attempt fails if it is refused, times out or loses its replica; the client may send it again.
-    lost_tokens: output tokens that were produced after their client had timed out.
+    An attempt fails if it is refused, times out or loses its replica; the client may resend it. lost_tokens:
+    output tokens produced after their client had timed out.
     """
 
     name = "retries"
@@ -104,7 +104,7 @@ def scaling_use(records: RunRecords, num_devices: Sequence[int]) -> dict[str, An
 
 
 def replicas_over_time(records: RunRecords) -> tuple[NDArray[np.float64], dict[str, NDArray[np.int64]]]:
-    """Returns the times of state changes, from 0 s, and for each state the replicas from then on."""
+    """Returns the times of state changes, from 0 s, and the replicas per state from each time on."""
     spans = [(name, span) for replica in records.replicas for name, span in _spans(replica)]
     times = np.unique([0.0, *(time_s for _, span in spans for time_s in span)])
     changes = {name: np.zeros(len(times), np.int64) for name in STATES}
@@ -131,10 +131,10 @@ def _spans(replica: ReplicaRecord) -> list[tuple[str, tuple[float, float]]]:
 
 
 class PoolUse(Figure):
-    """Figures of each pool by name, if there are several: requests, utilisation, cost, pipeline.
+    """Metrics of each pool by name, if there are several: requests, utilisation, cost, pipeline.
 
-    A request counts for the pool that served it last and, if another pool computed its prompt, also for that
-    one. Example: two pools, all 9 requests sent to the second: {"large": {"requests": 0, ...}, "small": ...}.
+    A request counts for the pool that served it last and also for the pool that computed its prompt. Example:
+    two pools, all 9 requests sent to the second: {"large": {"requests": 0, ...}, "small": ...}.
     """
 
     name = "by_pool"

@@ -47,7 +47,7 @@ from sim.records.table import AnyTable, column
 
 
 class Work(NamedTuple):
-    """Work of a pool inside the window, and the most that its hardware could have done there."""
+    """Work of a pool inside the window, and the maximum work of its hardware in that time."""
 
     flops: float
     moved_bytes: float
@@ -60,9 +60,9 @@ class Work(NamedTuple):
 
 
 class HardwareUse(Figure):
-    """gpu_busy, mfu and mbu of all pools together, each a share (0 to 1); NaN in an empty window.
+    """gpu_busy, mfu and mbu over all pools, each a share (0 to 1); NaN in an empty window.
 
-    For several pools: the sum of their work over the sum of what their devices could do.
+    For several pools: the sum of their work divided by the sum of their capacities.
     """
 
     name = "hardware_use"
@@ -101,7 +101,7 @@ class HardwareUse(Figure):
 
 
 def use_of(works: Sequence[Work]) -> dict[str, float]:
-    """Returns the figures of `HardwareUse`."""
+    """Returns the metrics of `HardwareUse`."""
     flops, moved_bytes, busy_s, peak_flops, peak_bytes, replica_s = (
         sum(part) for part in zip(*(work[:6] for work in works), strict=True)
     )
@@ -121,7 +121,7 @@ def add_work(totals: Totals, iterations: AnyTable, inside_s: NDArray[np.float64]
     totals.add("flops", np.multiply(done[0], part))
     totals.add("moved_bytes", np.multiply(done[1], part))
     if pool.power is not None:
-        # An iteration of 0 s uses no energy; 1 s instead keeps the division by time defined.
+        # An iteration of 0 s uses no energy; using 1 s keeps the division by time defined.
         some_s = np.where(duration_s > 0, duration_s, 1.0)
         used = joules_of_work(pool.power, model, *done, some_s, num_devices=pool.num_devices)
         totals.add("joules", np.multiply(used, part))
@@ -166,10 +166,10 @@ def pipeline_figures(totals: Totals, model: IterationModel) -> dict[str, Any] | 
     """Computes shares of the stages' time during iterations; returns None without pipeline parallelism.
 
     bubble_share = unequal_stages_share + few_micro_batches_share: a stage is idle because another one has
-    more to do, or because there are fewer batches than stages need. host_share: all stages wait for the host.
-    The rest is busy_share (sends included), also by stage. mean_micro_batches: batches that are on a stage at
-    once. With speculation bubble_share has drafting_share, too: the last stage drafts after its passes, and
-    the others wait.
+    more work, or because there are fewer batches than stages. host_share: all stages wait for the host. The
+    rest is busy_share (including sends), also per stage. mean_micro_batches: mean number of batches on stages
+    at the same time. With speculation bubble_share also includes drafting_share: the last stage drafts after
+    its passes, and the others wait.
     """
     total_s = totals["stage_total_s"]
     if not isinstance(model, Roofline | SpeculativeModel) or model.stages is None or total_s == 0:
@@ -200,9 +200,9 @@ SECONDS_PER_YEAR = 365 * 24 * 3600.0
 
 
 class Cost(Figure):
-    """Cost of all replicas, idle time included, per hour, token and request.
+    """Cost of all replicas, including idle time, per hour, token and request.
 
-    usd_per_million_output_tokens assigns the whole cost to the output; `split`: `hwmodels.costs.split_cost`,
+    usd_per_million_output_tokens assigns the total cost to the output; `split`: `hwmodels.costs.split_cost`,
     by the share of the busy time spent on prompts. A mixed iteration is split by its tokens: 30 ms with 90
     prompt tokens and 10 decodes, and 10 ms of decodes alone: 27 / 40 = 0.675.
     """
@@ -246,7 +246,7 @@ class Cost(Figure):
 
 
 class Bill(Figure):
-    """The bill of all clients over the whole run, USD: served prompts, all output, pinned prefixes.
+    """The bill of all clients over the whole run, in USD: served prompts, all output, pinned prefixes.
 
     None without a tariff.
     """
@@ -279,7 +279,7 @@ class Bill(Figure):
 
 
 def break_even(cost: dict[str, Any], bill_usd: float | None) -> dict[str, float]:
-    """Returns the load from which on the replicas are cheaper than the bill; nothing without a bill."""
+    """Returns the load above which the replicas are cheaper than the bill; empty without a bill."""
     return {} if bill_usd is None else {"break_even_load": break_even_load(cost["usd"], bill_usd)}
 
 
@@ -313,7 +313,7 @@ def energy_use(works: Sequence[Work], pools: Sequence[PoolHardware]) -> EnergyUs
 
 
 def energy_figures(run: EndedRun) -> dict[str, float] | None:
-    """Computes the energy of the GPU boards of all replicas, idle time included, and its kWh and CO2e.
+    """Computes the energy of the GPU boards of all replicas, including idle time, in kWh and CO2e.
 
     None unless the power of all devices is known.
     """
@@ -339,9 +339,9 @@ def energy_figures(run: EndedRun) -> dict[str, float] | None:
 
 
 def training_use(run: EndedRun) -> dict[str, float] | None:
-    """Computes the FLOPs of training, and the output tokens of this traffic that take as many.
+    """Computes the FLOPs of training, and the number of output tokens of this traffic with the same FLOPs.
 
-    The model is that of the first pool. Returns None without `energy.training_tokens`.
+    The model is the first pool's. Returns None without `energy.training_tokens`.
     """
     settings = run.setting.energy or EnergySettings()
     if settings.training_tokens is None:

@@ -1,19 +1,18 @@
-"""Use and waste of the KV memory, cache hits, preemptions and their cost, and waits of requests by cause.
+"""Use and waste of the KV memory, cache hits, preemptions and their cost, and waiting times by cause.
 
 Use and waste are shares of all KV token slots over time, which sum to 1:
 
     filled     slots that hold the KV of a token
-    reserved   empty slots of a sequence that it fills later
-    internal   empty slots of a sequence that it frees without filling them; with block-wise allocation,
+    reserved empty slots of a sequence that it fills later internal empty slots of a sequence that it frees
+    without filling them; with block-wise allocation,
                all empty slots in the last block of each sequence
     external   free slots while the first waiting request does not fit: too fragmented, or too few
     free       free slots while no request waits for memory
 
 Follows Kwon et al., SOSP 2023, section 3.1, where "external" is measured in the same way. A slot with a token
-that several sequences share counts once.
-
-Example: 100 slots for 10 s; a sequence holds 60 for 5 s, fills 20 evenly and no more; no request waits.
-Filled 10 x 5 = 50, reserved 50, internal 40 x 5 = 200 of 1000 slot-seconds; wasted 250 / 300.
+shared by several sequences counts once. Example: 100 slots for 10 s; a sequence holds 60 for 5 s, fills 20 of
+them evenly over this time and no more; no request waits. Filled 10 x 5 = 50, reserved 50, internal 40 x 5 =
+200 of 1000 slot-seconds; wasted 250 / 300.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from sim.records.table import AnyTable, column
 class KvUse(Figure):
     """Use and waste of the KV memory: mean shares over the window and all replicas; NaN in an empty window.
 
-    An idle replica uses no block; between iterations all slots are free. peak_use_share: of any replica.
-    internal_waste_share = empty token slots in the last block of each sequence over all token slots in use:
-    10 tokens in 1 block of 16 waste 6 / 16 = 0.375. Empty slots of sequences that still run at the end count
-    as reserved. wasted_share = (reserved + internal + external) / (1 - free): share of the memory in demand
-    without KV.
+    An idle replica uses no block; between iterations all slots are free. peak_use_share: the maximum over the
+    replicas. internal_waste_share = empty token slots in the last block of each sequence over all token slots
+    in use: 10 tokens in 1 block of 16 waste 6 / 16 = 0.375. Empty slots of sequences that still run at the
+    end count as reserved. wasted_share = (reserved + internal + external) / (1 - free): share of the memory
+    in demand without KV.
     """
 
     name = "kv"
@@ -46,7 +45,7 @@ class KvUse(Figure):
     def __init__(self, setting: FigureSetting) -> None:
         super().__init__(setting)
         self.unfilled: Unfilled | None = None
-        """None as long as no replica reserves KV ahead."""
+        """None while no replica reserves KV ahead."""
 
     def merge(self, other: KvUse) -> None:
         super().merge(other)
@@ -116,10 +115,10 @@ class KvUse(Figure):
 
 
 class _Seconds:
-    """The last iterations of a replica: their seconds, and how many slots each of them held in vain.
+    """The last iterations of a replica: their seconds, and the unused slots held in each.
 
-    Arrays begin with iteration `first`. The slots are kept as differences between an iteration and the one
-    before, because a row of `RunRecords.unfilled` is a range of iterations.
+    Arrays begin with iteration `first`. The slots are stored as differences between consecutive iterations,
+    because a row of `RunRecords.unfilled` is a range of iterations.
     """
 
     def __init__(self, first: int) -> None:
@@ -127,10 +126,10 @@ class _Seconds:
         self.inside_s: Floats = np.zeros(0)
         self.steps: Counts = np.zeros(0, np.int64)
         self.held = 0
-        """Slots that the iteration before `first` held in vain."""
+        """Unused slots held in the iteration before `first`."""
 
     def reach(self, end: int) -> None:
-        """Makes room up to iteration end - 1, and for the step after it."""
+        """Extends the arrays up to iteration end - 1, and the step after it."""
         missing = end - self.first - len(self.inside_s)
         if missing > 0:
             self.inside_s = np.append(self.inside_s, np.zeros(missing))
@@ -154,8 +153,8 @@ class _Seconds:
 class Unfilled:
     """Slot-seconds of slots that were held and never filled.
 
-    A row of `RunRecords.unfilled` comes when its slots are freed, so the seconds of iterations are kept until
-    no row can begin before them (`Part.unfilled_upto`), or to the end.
+    A row of `RunRecords.unfilled` arrives when its slots are freed, so the seconds of iterations are kept
+    until no row can begin before them (`Part.unfilled_upto`), or until the end.
     """
 
     def __init__(self, kept: Kept) -> None:
@@ -229,17 +228,17 @@ class Unfilled:
 _TIERS = {name: number for number, name in enumerate(TIERS) if name in ("host", "disk")}
 _CAUSES = ("gateway", *WAITS)
 _LIMITS = ("slot", "memory")
-"""Causes of a wait for a limit of the engine: max_num_seqs, and the KV memory."""
+"""Waiting causes due to an engine limit: max_num_seqs, and the KV memory."""
 
 
 class CacheUse(Figure):
     """Prefix cache hits, evictions, and copies between tiers.
 
-    The hits are those of first admissions; with_resumptions includes admissions after preemptions. Example: a
-    prompt of 100 tokens of which 64 are found is preempted and resumes with 120 tokens of which 96 are found:
-    hit_share 64 / 100, with_resumptions 160 / 220. Swapped-in KV is neither looked up nor found.
-    found_tokens includes tokens loaded from another tier; loaded and stored bytes exclude swapping.
-    evicted_blocks always covers the whole run, because pools count evictions without their time.
+    Hits count first admissions; with_resumptions includes admissions after preemptions. Example: a prompt of
+    100 tokens with 64 found tokens is preempted and resumes with 120 tokens, 96 of them found: hit_share 64 /
+    100, with_resumptions 160 / 220. Swapped-in KV counts neither as looked up nor as found. found_tokens
+    includes tokens loaded from another tier; loaded and stored bytes exclude swapping. evicted_blocks always
+    covers the whole run, because pools count evictions without their time.
     """
 
     name = "cache"
@@ -306,22 +305,22 @@ class PreemptionUse(Figure):
 
 
 def knows_waits(requests: AnyTable) -> bool:
-    """Returns whether a table of requests has the causes of their waits."""
+    """Returns whether a table of requests includes waiting causes."""
     return f"wait_{WAITS[0]}_s" in requests
 
 
 def held_back(requests: AnyTable) -> NDArray[np.bool_]:
-    """Returns which requests of a table with the causes of waits waited for a slot or KV memory."""
+    """Returns which requests of a table with waiting causes waited for a slot or KV memory."""
     slot_s, memory_s = (column(requests, f"wait_{cause}_s", np.float64) for cause in _LIMITS)
     return np.logical_or(slot_s > 0, memory_s > 0)
 
 
 class Waiting(Figure):
-    """Mean seconds of waiting, in total and by cause, over the requests that were not rejected.
+    """Mean waiting time in seconds, in total and by cause, over the requests that were not rejected.
 
-    Includes waits after preemptions and crashes, and requests that were never served. Cause gateway: the
-    request was not yet at a replica. held_back_share: the share of them that waited for a sequence slot or KV
-    memory. All are None unless the causes were recorded.
+    Includes waiting times after preemptions and crashes, and requests that were never served. Cause gateway:
+    the request was not yet at a replica. held_back_share: the share of requests that waited for a sequence
+    slot or KV memory. All values are None unless the causes were recorded.
     """
 
     name = "waiting"
@@ -344,7 +343,7 @@ class Waiting(Figure):
 
 
 class _Rows:
-    """Selects the events of given kinds in the window, as an array of booleans."""
+    """Returns a boolean mask of the events of given kinds in the window."""
 
     def __init__(self, events: AnyTable, inside: NDArray[np.bool_]) -> None:
         self._event = column(events, "event")

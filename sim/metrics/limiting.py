@@ -25,7 +25,7 @@ from sim.records.run import RunRecords
 from sim.records.table import column
 
 SAMPLES = 24
-"""Number of iterations that are explained, evenly spaced over the busy time."""
+"""Number of iterations analysed by `explain`, evenly spaced over the busy time."""
 
 BOUNDS = {
     "compute": "compute",
@@ -44,9 +44,9 @@ WANTED = {
     "adapter": "adapter slots",
     "load": "KV transfers",
 }
-"""Resource that a waiting request lacks, by cause of the wait."""
+"""Resource that a waiting request lacks, by waiting cause."""
 UNKNOWN = "iterations"
-"""Stands for the resource where the hardware model does not know what bounds an iteration."""
+"""Name of the resource if the hardware model cannot tell the bound of an iteration."""
 
 
 def time_shares(result: RunResult) -> dict[str, float]:

@@ -52,9 +52,9 @@ class Measured:
 
 
 class Latencies(Figure):
-    """TTFT, TPOT, E2E, queue time and ITL, and the output tokens/s that one user sees.
+    """TTFT, TPOT, E2E, queue time and ITL, and the output tokens/s per user.
 
-    Of requests that arrived in the window, and of gaps between tokens that ended there.
+    Covers requests that arrived in the window, and gaps between tokens that ended in it.
     """
 
     name = "latencies"
@@ -101,12 +101,12 @@ class Latencies(Figure):
         return int(self.whole["requests"] - self.inside["requests"])
 
     def per_user(self) -> dict[str, float | int]:
-        """Returns the output tokens/s that one user sees."""
+        """Returns the output tokens/s per user."""
         return speed_figures(self.others["speed"])
 
 
 def speed_figures(speed: Distribution) -> dict[str, float | int]:
-    """Returns the statistics of the output tokens/s that one user sees."""
+    """Returns the statistics of the output tokens/s per user."""
     return definitions.speed_description(
         speed.count, speed.mean, speed.percentiles(definitions.SPEED_PERCENTILES)
     )
@@ -131,7 +131,7 @@ def measure(
 ) -> Measured:
     """Returns the measured part of a run by the settings.
 
-    own_s: latencies that the workload knows, by name, in seconds (`sim.workload.base.own_latencies`).
+    own_s: latencies computed by the workload, by name, in seconds (`sim.workload.base.own_latencies`).
     """
     table = request_metrics(records.requests, slo, own_s)
     found = find_warm_up(table) if metrics.warmup_s == "auto" else None
@@ -154,7 +154,7 @@ def request_metrics(
 ) -> T:
     """Adds the columns ttft_s, tpot_s, e2e_s, queue_s (NaN if missing) and, with an SLO, slo_met.
 
-    own_s: further latencies, by name, that become columns.
+    own_s: additional latencies, by name, that become columns.
     """
     arrival_s, first_s, last_s = (
         times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
@@ -175,9 +175,9 @@ def request_metrics(
 class Goodput(Figure):
     """Goodput and SLO attainment; None without an SLO.
 
-    requests_per_s: good requests that finished in the window, per second. share: good requests among those
-    that arrived in the window, rejected ones included. Without arrivals the shares are NaN and attained is
-    None.
+    requests_per_s: good requests that finished in the window, per second. share: share of good requests among
+    those that arrived in the window, including rejected ones. Without arrivals the shares are NaN and
+    attained is None.
     """
 
     name = "goodput"
@@ -191,7 +191,7 @@ class Goodput(Figure):
 
 
 def goodput(table: AnyTable, measured: AnyTable, window: Window, slo: Slo) -> dict[str, Any]:
-    """Computes the figures of `Goodput` of a table.
+    """Computes the metrics of `Goodput` of a table.
 
     table: `request_metrics` with slo_met; measured: its rows that arrived in the window.
     """
@@ -211,7 +211,7 @@ def add_goodput(totals: Totals, table: AnyTable, measured: AnyTable, window: Win
 
 
 def goodput_figures(totals: Totals, window: Window, slo: Slo) -> dict[str, Any]:
-    """Returns the figures of `Goodput` from its counts."""
+    """Returns the metrics of `Goodput` from its counts."""
     count = totals["slo_measured"]
     share = per(totals["slo_met"], count)
     return {
@@ -225,7 +225,7 @@ def goodput_figures(totals: Totals, window: Window, slo: Slo) -> dict[str, Any]:
 
 
 class Intervals(Figure):
-    """Intervals by the keys of the figures in the summary.
+    """Intervals by the keys of the metrics in the summary.
 
     Each has low, high and batches, or in `lack` the reason why there is no interval.
     """

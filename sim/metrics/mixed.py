@@ -1,4 +1,4 @@
-"""Sections and latencies that the parts of a mix add."""
+"""Summary sections and latencies added by the parts of a mix."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class MixFigure:
                 mine.merge(theirs)
 
     def value(self, window: Window) -> Mapping[str, Any]:
-        """Returns the section; none if no part has any."""
+        """Returns the section; empty if no part has any."""
         found: dict[str, dict[str, Any]] = {}
         for name, part in self._parts.items():
             sections: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class MixFigure:
         return {"by_part": found} if found else {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out how requests are divided: the copy can be merged only."""
+        """Drops the function that divides requests: the copy can only be merged."""
         return {name: value for name, value in vars(self).items() if name != "_rows_of"}
 
 
@@ -88,8 +88,8 @@ class PartLatencies(NamedTuple):
 class MixLatencies:
     """The latencies of the parts: see `sim.metrics.workload.OwnLatency`.
 
-    Requests of parts that do not know a latency have that of `WorkloadRecords.plain_latencies`. terms: names
-    of the latencies. rows_of: returns which requests belong to a part.
+    Requests of parts that do not compute a latency use `WorkloadRecords.plain_latencies`. terms: names of the
+    latencies. rows_of: returns which requests belong to a part.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class MixLatencies:
                 one.see(own)
 
     def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
-        """Returns the requests of which the part knows the latencies, or has none of its own."""
+        """Returns the requests whose latencies are known to the part, or not computed by it."""
         known = np.ones(len(records.requests), np.bool_)
         for name, (place, every) in self._parts.items():
             rows = self._rows_of(name, records)
@@ -149,6 +149,6 @@ class MixLatencies:
         return found
 
     def _of_part(self, name: str, records: WorkloadRecords, rows: NDArray[np.bool_]) -> WorkloadRecords:
-        """Returns the records of the requests of a part that have not been handed on before."""
+        """Returns the records of the requests of a part that have not been passed on yet."""
         place = self._parts[name].place
         return records.part(rows, name, place, self._num_parts, self._num_added[name])

@@ -1,4 +1,4 @@
-"""Requests, tokens and iterations of a run: their numbers and rates, and the check that none is missing."""
+"""Requests, tokens and iterations of a run: counts and rates, and the check that none is missing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ class Output(NamedTuple):
     requests: int
     output_tokens: int
     input_tokens: int
-    """A whole prompt counts at the time of its first output token, however much was cached or recomputed."""
+    """A complete prompt counts at the time of its first output token, regardless of cached or recomputed
+    tokens.
+    """
 
 
 class OutputFigure(Figure):
-    """Requests that finished in the window, and tokens that came there, per second.
+    """Finished requests and output tokens per second of the window.
 
-    Output tokens are first tokens, ends of gaps, and kept draft tokens. output_tokens_per_s_and_gpu: over the
-    GPU-seconds that were rented.
+    Output tokens are first tokens, ends of gaps, and kept draft tokens. output_tokens_per_s_and_gpu: divided
+    by the rented GPU-seconds.
     """
 
     name = "throughput"
@@ -69,7 +71,7 @@ def first_tokens(requests: AnyTable, rows: NDArray[np.bool_]) -> NDArray[Any]:
 
 
 class IterationCounts(Figure):
-    """Iterations in the window: number, mean duration, batch; and tokens discarded in the whole run."""
+    """Iterations in the window: number, mean duration, batch; and the tokens discarded in the whole run."""
 
     name = "iterations"
 
@@ -105,7 +107,7 @@ STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 
 class RequestCounts(Figure):
-    """Requests of the whole run, in all and by status.
+    """Requests of the whole run, in total and by status.
 
     `value` raises AssertionError if records are missing: see `check_conservation`.
     """
@@ -159,7 +161,7 @@ def checked_counts(totals: Totals, num_lost_first_tokens: int) -> dict[str, int]
 
 
 def add_status_counts(totals: Totals, requests: AnyTable) -> None:
-    """Adds the number of requests and their numbers by status."""
+    """Adds the number of requests, in total and by status."""
     status = column(requests, "status")
     totals.add("arrived", np.ones(len(requests), np.bool_))
     for name in COUNTS[1:]:

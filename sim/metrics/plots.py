@@ -1,9 +1,9 @@
-"""Accumulators of what the plots of report.html show.
+"""Accumulators of the data that the plots of report.html show.
 
-To compute the components of an iteration takes several times as long as to add up all its other figures, so
-in runs that stream those of a sample stand for all. Half of the iterations have level 0, a quarter level 1,
-and so on, by their numbers; the sample is all iterations from the lowest level on with which it is small
-enough. Each part of a run takes at least the sample of the whole run, as this level rises with the number of
+Computing the components of an iteration takes several times as long as all its other metrics, so in streaming
+runs a sample represents all iterations. Half of the iterations have level 0, a quarter level 1, and so on, by
+their numbers; the sample consists of all iterations from the lowest level at which it is small enough. Each
+part of a run includes at least the sample of the whole run, because this level rises with the number of
 iterations.
 """
 
@@ -41,9 +41,9 @@ MAX_SAMPLE: Final = 8192
 """Size of the sample in runs that stream."""
 _LOG_PLACES: Final = 20
 _NUM_LEVELS: Final = _LOG_PLACES + 1
-"""Enough for 10^10 iterations of a kind; then the sample grows."""
+"""Number of levels; enough for 10^10 iterations of a kind, beyond which the sample grows."""
 _PER_S: Final = 2.0**30
-"""Seconds are added as integers in units of 2^-30 s, so that every order of adding gives the same."""
+"""Seconds are added as integers in units of 2^-30 s, so the order of addition does not matter."""
 
 
 class _PoolTimes:
@@ -69,8 +69,8 @@ class KindTimes:
     """Adds up the busy seconds by kind of iteration (`KINDS`), and within it by component.
 
     The components are scaled to the recorded duration, so that the seconds of a kind sum to its recorded
-    time. max_sample: iterations of a kind of which the components are computed, at most, for each pool. With
-    more, the seconds of a kind are exact, and those of its components are divided as in the sample.
+    time. max_sample: maximum number of iterations per kind and pool whose components are computed. With more
+    iterations, the seconds of a kind are exact, and are divided among its components as in the sample.
     """
 
     def __init__(self, num_pools: int, max_sample: float) -> None:
@@ -110,7 +110,7 @@ class KindTimes:
 
     @property
     def is_sample(self) -> bool:
-        """Returns whether the seconds of components are those of a sample."""
+        """Returns whether the seconds of components come from a sample."""
         return any(not pool.in_sample[:, 0].all() for pool in self._pools)
 
     def seconds(self) -> dict[str, dict[str, float]]:
@@ -157,7 +157,7 @@ def _sums(place: NDArray[np.int64], seconds: NDArray[np.float64] | None = None) 
 
 
 MAX_REPLICAS_APART: Final = 2
-"""With more replicas, their mean and their maximum are drawn instead of two lines for each."""
+"""With more replicas, their mean and maximum are drawn instead of two lines per replica."""
 MAX_REQUEST_POINTS: Final = 3000
 MAX_POINTS_PER_KIND: Final = 1200
 ALL: Final = "all limits"
@@ -184,7 +184,7 @@ class Octave:
 
 
 class Drafts:
-    """Sums of the plot of speculation beside the acceptance by place; start_s: of the measured part."""
+    """Sums for the plot of speculation, apart from the acceptance by place; start_s: of the measured part."""
 
     def __init__(self, start_s: float) -> None:
         self.by_time = Bins(start_s)
@@ -237,13 +237,13 @@ class PlotFigures(Figure):
         self.whole_run = Bins()
         """Arrivals, requests that finished, input and output tokens over time."""
         self.states = States(4, MAX_REPLICAS_APART + 1)
-        """Four quantities of the replicas over all iterations of the run, the warm-up included."""
+        """Four quantities of the replicas over all iterations of the run, including the warm-up."""
         self.forget_measured()
 
     def forget_measured(self) -> None:
         super().forget_measured()
         self.by_time = Bins(self._start_s)
-        """Requests that arrived, and those of them that met the SLO and its limits."""
+        """Requests that arrived, and how many of them met the SLO and its limits."""
         self.octaves: dict[int, Octave] = {}
         """By the shortest prompt of the octave."""
         self.requests = Points(MAX_REQUEST_POINTS)
@@ -280,7 +280,7 @@ class PlotFigures(Figure):
             self._add_iterations(part)
 
     def value(self, run: EndedRun) -> None:
-        """Returns None: the summary does not have what plots show."""
+        """Returns None: the summary does not contain plot data."""
 
     def _add_requests(self, table: AnyTable, slo: Slo | None) -> None:
         if not len(table):
@@ -349,7 +349,7 @@ class PlotFigures(Figure):
 
 
 class Plots(NamedTuple):
-    """All that the plots need beside the summary; saved as plots.bin."""
+    """All data that the plots need in addition to the summary; saved as plots.bin."""
 
     latencies: dict[str, Distribution]
     """See `sim.metrics.measured.Latencies.shown`."""
@@ -357,7 +357,7 @@ class Plots(NamedTuple):
 
     @classmethod
     def of(cls, figures: Mapping[str, Figure]) -> Plots:
-        """Returns the plots of the figures of a run, by name."""
+        """Returns the plot data of the metrics of a run, by name."""
         latencies, plots = figures[Latencies.name], figures[PlotFigures.name]
         assert isinstance(latencies, Latencies)
         assert isinstance(plots, PlotFigures)
@@ -371,7 +371,7 @@ def plots_of(
     models: Sequence[IterationModel],
     slo: Slo | None,
 ) -> Plots:
-    """Returns the plots of whole tables. requests: with `request_metrics`. models: one per pool."""
+    """Returns the plot data of complete tables. requests: with `request_metrics`. models: one per pool."""
     pools = [PoolHardware(model=model) for model in models]
     setting = FigureSetting(pools=pools, pool_records=records.pools, slo=slo)
     part = Part.of(setting, window, RecordChunk.of(records), requests)

@@ -1,6 +1,6 @@
-"""The result of a simulated run: its records, or what they add up to, and the figures computed from them.
+"""The result of a simulated run: its records, or their accumulated sums, and the metrics computed from them.
 
-A run whose records come in chunks adds up its figures, its series and its table of replicas.
+A run whose records come in chunks accumulates its metrics, its series and its table of replicas.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """The records of a run, the figures computed from them, and the models needed to draw plots."""
+    """The records of a run, the metrics computed from them, and the models needed to draw plots."""
 
     records: RunRecords
     """If the run has streamed its records, their tables have no rows."""
     requests: AnyTable
-    """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met; likewise."""
+    """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met; without rows in a
+    streaming run.
+    """
     summary: dict[str, Any]
     models: tuple[IterationModel, ...]
     """Hardware models, one per pool."""
     slo: Slo | None
     sums: RunSums | None = None
-    """What a run that streams has added up; None: the tables of its records have all rows."""
+    """The accumulated data of a streaming run; None: the tables of its records have all rows."""
     error: OSError | None = None
-    """Why tables that a run streams could not be written: the figures are those of the run up to then."""
+    """The reason why streamed tables could not be written; the metrics then cover the run up to that time."""
 
     def in_pandas(self) -> RunResult:
-        """Returns the result with frames of pandas for tables: see `RunRecords.in_pandas`."""
+        """Returns the result with pandas frames for tables: see `RunRecords.in_pandas`."""
         return replace(self, records=self.records.in_pandas(), requests=to_pandas(self.requests))
 
     @property
@@ -56,7 +58,7 @@ class RunResult:
         return Window(self.summary["trimmed"]["start_s"], self.summary["trimmed"]["end_s"])
 
     def plots(self) -> Plots:
-        """Computes what the plots show, which a run that streams has added up (`FigureSetting.plots`)."""
+        """Computes the plot data, which a streaming run has accumulated (`FigureSetting.plots`)."""
         if self.sums is not None:
             return self.sums.figures.plots(self.records)
         from sim.metrics.plots import plots_of  # noqa: PLC0415 (runs of a study draw nothing)
@@ -74,9 +76,9 @@ class RunResult:
 
 
 class RunSums:
-    """The accumulators of a run that streams, or of a shard of it; those of shards are merged.
+    """The accumulators of a streaming run, or of a shard of it; those of shards are merged.
 
-    setting: of the figures. sessions_after, group_rows: see `OwnLatencies`.
+    setting: of the metrics. sessions_after, group_rows: see `OwnLatencies`.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class RunSums:
         self.replicas.merge(other.replicas)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out what computes latencies: the copy can be merged only."""
+        """Drops the objects that compute latencies: the copy can only be merged."""
         return {name: value for name, value in vars(self).items() if name != "_own"}
 
 
@@ -154,11 +156,11 @@ class ReplicaTable:
 
     def _count(self, name: str, replica: NDArray[np.int64], values: NDArray[np.int64] | None = None) -> None:
         """Adds 1, or the values, to a count of each replica."""
-        counts = np.bincount(replica, values)  # whole numbers, as exact as the sums of 64-bit integers
+        counts = np.bincount(replica, values)  # integers, as exact as sums of 64-bit integers
         self._counts[name] = _sum(self._counts[name], counts.astype(np.int64))
 
     def table(self, records: RunRecords) -> Table:
-        """Returns one row per replica. records: those of the run, of which only the replicas are read."""
+        """Returns one row per replica. records: the run's records, of which only the replicas are read."""
         num_replicas = records.num_replicas
         start_s, end_s = (
             np.array([getattr(replica, name) for replica in records.replicas], np.float64)
@@ -199,7 +201,7 @@ def _sums_by(replica: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray
 
 
 def _sum(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Returns the sum of two arrays by replica, the shorter of which lacks the last replicas."""
+    """Returns the sum of two arrays by replica; the shorter one lacks the last replicas."""
     total = np.zeros(max(len(a), len(b)), a.dtype)
     total[: len(a)] += a
     total[: len(b)] += b

@@ -1,8 +1,8 @@
 """Data series in bounded memory: events and states over time, samples of points, distributions as curves.
 
 A plot of a million iterations would be 30 MB, too much for a browser. The means over time are exact integrals
-and the maxima are kept as well, so that the reduction hides no spike. Bins are 2^k s wide, with the same k
-for all of a series; k follows from the latest event, so bins of several parts of a run can be merged in any
+and the maxima are kept as well, so the reduction hides no spikes. Bins are 2^k s wide, with the same k for
+all of a series; k follows from the latest event, so bins of several parts of a run can be merged in any
 order.
 """
 
@@ -50,7 +50,7 @@ def mean_and_max_over_time(
 
 
 def cdf_points(values: Times, counts: Counts | None = None, *, max_points: int = 600) -> tuple[Times, Times]:
-    """Computes the points (value, share of values <= it) of the CDF; NaN values are left out.
+    """Computes the points (value, share of values <= it) of the CDF, ignoring NaN.
 
     Up to max_points values all become points. Of more values, half of the points are at evenly spaced shares,
     and half at shares that approach 1 geometrically, so that p99.9 is as visible as the median.
@@ -112,9 +112,9 @@ class Bins:
         return (1 << self.log_width) / TICKS_PER_S
 
     def count(self, name: str, time_s: Times, counts: Counts | Times | None = None) -> None:
-        """Counts events at times from start_s on; NaN is left out.
+        """Counts events at times from start_s on, ignoring NaN.
 
-        counts: whole numbers of events at each time, not negative; None: one.
+        counts: non-negative integers, the events at each time; None: one.
         """
         chosen = time_s >= self.start_s
         if not chosen.all():
@@ -137,7 +137,7 @@ class Bins:
         return added(self.sums.get(name, np.zeros(0, np.int64)), np.zeros(num_bins, np.int64))[:num_bins]
 
     def buckets(self, names: Sequence[str], end_s: float, max_buckets: int) -> tuple[Times, dict[str, Ints]]:
-        """Returns the middles of about max_buckets intervals up to end_s at most, s, and their counts."""
+        """Returns the midpoints of about max_buckets intervals up to at most end_s, s, and their counts."""
         joined = max(1, round((end_s - self.start_s) / self.width_s / max_buckets))
         num_buckets = int(max(end_s - self.start_s, 0.0) / self.width_s / joined) + 1
         middle_s: Times = (
@@ -147,12 +147,12 @@ class Bins:
         return middle_s, every
 
     def interval(self, name: str, window: Window) -> RunInterval:
-        """Computes the interval of the rate of events from the bins that are wholly inside the window."""
+        """Computes the interval of the rate of events from the bins completely inside the window."""
         num_bins = int(window.duration_s / self.width_s)
         found = Series(self.of(name, num_bins) / self.width_s).interval()
         if not num_bins:
             return found
-        # The interval is put around the rate of the whole window, with the rest of it after the last bin.
+        # The interval is centred on the rate of the whole window, including its rest after the last bin.
         rate = int(self.sums[name].sum()) / window.duration_s if name in self.sums else 0.0
         moved = rate - found.value
         return found._replace(value=rate, low=found.low + moved, high=found.high + moved)
@@ -175,7 +175,7 @@ class Bins:
 
 
 def _exact_sums(at: Ints, counts: Counts | Times | None) -> Ints:
-    """Returns the sums of whole numbers by bin, even if they exceed those that a double has."""
+    """Returns exact sums of integers by bin, even beyond the integers of a double."""
     sums = np.bincount(at, counts)
     if counts is None or len(at) < 2 or sums.max() < _EXACT:
         return sums.astype(np.int64, copy=False)
@@ -189,7 +189,7 @@ def log_width_for(last: int, max_groups: int, least: int = 0) -> int:
 
 
 def halved(values: NDArray[np.signedinteger], times: int) -> NDArray[np.signedinteger]:
-    """Adds neighbouring rows, the given number of times: n rows become n / 2, rounded up."""
+    """Adds pairs of neighbouring rows, the given number of times: n rows become n / 2, rounded up."""
     for _ in range(times):
         if len(values) % 2:
             values = np.concatenate([values, np.zeros_like(values[:1])])
@@ -214,9 +214,8 @@ _LOG_STATE_WIDTH: Final = 17
 class States:
     """Integrals and maxima of quantities that are constant during an iteration, and 0 between iterations.
 
-    Integrals depend on how the iterations were divided, by rounding errors only.
-
-    Arrays are [quantities, groups of replicas, bins]. A mean over time is an integral by the width of a bin.
+    Integrals depend on the division of the iterations only by rounding errors. Arrays are [quantities, groups
+    of replicas, bins]. A mean over time is an integral divided by the width of a bin.
     """
 
     def __init__(self, num_quantities: int, num_groups: int) -> None:
@@ -239,13 +238,13 @@ class States:
     ) -> None:
         """Adds iterations with their group and one value of each quantity.
 
-        It is quickest with some ten thousand iterations that are sorted by replica and time.
+        It is fastest with about ten thousand iterations sorted by replica and time.
         """
         if not len(start_s):
             return
         end_s = start_s + duration_s
         self._widen(log_width_for(int(end_s.max() * TICKS_PER_S), MAX_STATE_BINS, _LOG_STATE_WIDTH))
-        per_s = 1 / self.width_s  # a power of two, so that the product is exact
+        per_s = 1 / self.width_s  # a power of two, so the product is exact
         first, last = (start_s * per_s).astype(np.int64), (end_s * per_s).astype(np.int64)
         self._reach(int(last.max()) + 1)
         key = group * self.integrals.shape[2] + first
@@ -273,7 +272,7 @@ class States:
     def _add_sums(self, at: NDArray[np.int64], sums: list[Floats], highest: list[NDArray[Any]]) -> None:
         """Adds to the integrals, and raises the maxima, at the places group * bins + bin."""
         for quantity, (each, high) in enumerate(zip(sums, highest, strict=True)):
-            # Both arrays are contiguous, so that these are views of them.
+            # Both arrays are contiguous, so these are views of them.
             np.add.at(self.integrals[quantity].reshape(-1), at, each)
             np.maximum.at(self.maxima[quantity].reshape(-1), at, high.astype(np.float64))
 
@@ -303,7 +302,7 @@ class States:
 
 
 def _paired(values: Floats) -> Floats:
-    """Returns neighbouring bins beside each other, [quantities, groups, bins / 2, 2]."""
+    """Returns pairs of neighbouring bins, [quantities, groups, bins / 2, 2]."""
     if values.shape[2] % 2:
         values = np.concatenate([values, np.zeros((*values.shape[:2], 1))], axis=2)
     return values.reshape(*values.shape[:2], -1, 2)
@@ -318,8 +317,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 class Points:
     """At most `max_points` points (x, y): a tenth of them the largest y, the others chosen by their numbers.
 
-    A point is chosen if the product of its number and a constant is among the smallest, modulo 2^64; so the
-    sample is spread evenly over consecutive numbers, and samples of parts can be merged.
+    A point is chosen if the product of its number and a constant, modulo 2^64, is among the smallest. The
+    sample is therefore spread evenly over consecutive numbers, and samples of parts can be merged.
     """
 
     def __init__(self, max_points: int) -> None:
@@ -410,14 +409,14 @@ def _no_points() -> Columns:
 
 
 def _least(kept: Columns, added: Columns, column: int, num: int) -> Columns:
-    """Returns the `num` first points of both by a column, in ascending (0) or descending (2) order."""
+    """Returns the first `num` points of both by a column, in ascending (0) or descending (2) order."""
 
     def key(points: Columns) -> NDArray[np.float64] | NDArray[np.uint64]:
         return -points[2] if column else points[0]
 
-    if len(kept[0]) == num:  # most points are behind all that are kept
+    if len(kept[0]) == num:  # most points come after all kept ones
         added = _rows(added, np.flatnonzero(key(added) <= key(kept)[-1]))
-    if len(added[0]) > 2 * num:  # a point may come twice, when samples are merged
+    if len(added[0]) > 2 * num:  # a point may occur twice when samples are merged
         added = _rows(added, np.argpartition(key(added), 2 * num)[: 2 * num])
     order, x, y = (np.concatenate(pair) for pair in zip(kept, added, strict=True))
     _, first = np.unique(order, return_index=True)
@@ -440,12 +439,12 @@ COLUMNS: Final = {
     "prompt_tokens": "i8",  # of these
     "first_tokens": "i8",  # requests that get their first token
     "ttft_s": "f8",  # mean over these
-    "ends": "i8",  # requests that end, whatever their status
+    "ends": "i8",  # requests that end, with any status
     "output_tokens": "i8",  # of these
     "slo_met": "i8",  # requests that end and meet the SLO
     "iterations": "i8",  # iterations that begin in the interval
     "busy_s": "f8",  # their duration, over all replicas
-    "running": "f8",  # sequences in them times their duration, over the length of the interval
+    "running": "f8",  # their sequences times their duration, divided by the length of the interval
     "waiting": "f8",  # likewise, sequences that wait
     "kv_tokens": "f8",  # likewise, tokens with KV
 }
@@ -457,9 +456,8 @@ _STEPS: Final = {
     "waiting": 2.0**30,
     "kv_tokens": 2.0**20,
 }
-"""Steps per unit to which the values of columns that are no counts are rounded; an interval has up to 2^63.
-
-Sums of steps are exact, so that they do not depend on the order of the rows, or on how a run was divided.
+"""Steps per unit to which values of columns other than counts are rounded; an interval has up to 2^63. Sums
+of steps are exact, so they do not depend on the order of the rows or on how a run was divided.
 """
 _MEANS: Final = {"running": "running", "waiting": "waiting", "kv_tokens": "kv_tokens_used"}
 """Columns of the table of iterations, by that of the series."""
@@ -468,10 +466,9 @@ _MEANS: Final = {"running": "running", "waiting": "waiting", "kv_tokens": "kv_to
 class LoadSeries:
     """Sums over the rows of requests and iterations, by intervals of simulated time.
 
-    The table is the same, bit for bit, in whatever order and parts the rows come.
-
-    An interval is 1 s long, or 2, 4, 8 s ..., so that a run has at most `MAX_INTERVALS`. A row counts as a
-    whole in the interval of its time, also an iteration that ends in a later one.
+    The table is bit-identical for any order and division of the rows. An interval is 1 s long, or 2, 4, 8 s
+    ..., so a run has at most `MAX_INTERVALS`. A row counts completely in the interval of its time, even if an
+    iteration ends in a later interval.
     """
 
     def __init__(self) -> None:
@@ -516,5 +513,5 @@ class LoadSeries:
 
 
 def _steps(name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the values of a column in its steps, as whole numbers."""
+    """Returns the values of a column in its steps, as integers."""
     return np.rint(values * _STEPS[name])

@@ -1,6 +1,6 @@
-"""Accumulators in bounded memory of runs that stream: sketches of distributions, and groups of requests.
+"""Accumulators in bounded memory for streaming runs: sketches of distributions, and groups of requests.
 
-As in DDSketch, values are counted in buckets the borders of which grow geometrically; counts are integers, so
+As in DDSketch, values are counted in buckets whose borders grow geometrically; counts are integers, so
 merging is exact in any order. Source: Masson, Rim and Lee, DDSketch, VLDB 2019. The borders are those of its
 linearly interpolated mapping: each octave [2^e, 2^(e+1)) has 1,024 buckets of equal width, so the bucket of a
 double is its leading bits and needs no logarithm.
@@ -11,12 +11,12 @@ A percentile is interpolated between two values as in numpy, and each of the two
 its bucket. Values below 2^-40 s (1 ps) count as 0. Count, mean, minimum and maximum are exact.
 
 The packages `ddsketch` (pure Python, one value at a time) and `datasketches` (KLL and t-digest: no weights,
-and merging depends on the order) do not fit: gaps between tokens come as values with counts.
+and merging depends on the order) are unsuitable: gaps between tokens come as values with counts.
 
-Groups of requests with consecutive ids serve confidence intervals by batch means. A group has 2^k ids, the
-same k for all; it grows as soon as there would be too many groups, and then two groups become one. So k
-follows from the largest id, and groups of several runs' parts are merged by id. Sums are integers in units of
-2^-30 s, so that every order of adding gives the same; this is 1 ns, far less than an interval is wide.
+Groups of requests with consecutive ids serve confidence intervals by batch means. A group has 2^k ids, with
+the same k for all; as soon as there would be too many groups, pairs of groups are merged. k therefore follows
+from the largest id, and groups of several parts of a run are merged by id. Sums are integers in units of
+2^-30 s, so the order of addition does not matter; a unit is 1 ns, far less than the width of an interval.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PERCENTILE_ERROR: Final = 2.0 ** -(OCTAVE_BITS + 1)
 """Largest relative error of a percentile."""
 _SHIFT: Final = 52 - OCTAVE_BITS
 _LEAST: Final = int(np.float64(2.0**-40).view(np.int64)) >> _SHIFT
-"""Bucket of the smallest value that is not counted as 0; that of 0 is the one before."""
+"""Bucket of the smallest value that is not counted as 0; the previous bucket is for 0."""
 
 
 class Sketch:
@@ -54,7 +54,7 @@ class Sketch:
         self.largest = -np.inf
 
     def add(self, values: Times, counts: Counts | None = None) -> None:
-        """Adds values; NaN values are left out. counts: occurrences of each value; None: one each.
+        """Adds values, ignoring NaN. counts: occurrences of each value; None: one each.
 
         Raises ValueError for a negative value.
         """
@@ -130,7 +130,7 @@ class Sketch:
         return found
 
     def count_upto(self, value: float) -> int:
-        """Returns the number of values in buckets up to the one of a value >= 0."""
+        """Returns the number of values in buckets up to the bucket of a value >= 0."""
         end = int(bucket_of(np.array([value]))[0]) - self.first + 1
         return int(self.counts[: max(end, 0)].sum())
 
@@ -150,7 +150,7 @@ class Sketch:
         return self._estimates(at), self.counts[at]
 
     def _estimates(self, index: NDArray[Any]) -> Times:
-        """Returns the middles of buckets, not below the minimum and not above the maximum."""
+        """Returns the midpoints of buckets, clamped to the minimum and maximum."""
         found: Times = np.clip(middle_of(self.first + index), self.least, self.largest)
         return found
 
@@ -163,7 +163,7 @@ def bucket_of(values: Times) -> NDArray[np.int64]:
 
 
 def middle_of(buckets: NDArray[np.int64]) -> Times:
-    """Returns the middles of buckets; 0 for the bucket of 0."""
+    """Returns the midpoints of buckets; 0 for the bucket of 0."""
     bits = (np.asarray(buckets, np.int64) << _SHIFT) + (1 << (_SHIFT - 1))
     found: Times = np.where(buckets < _LEAST, 0.0, bits.view(np.float64))
     return found
@@ -171,16 +171,16 @@ def middle_of(buckets: NDArray[np.int64]) -> Times:
 
 MAX_GROUPS: Final = 4096
 MAX_INDICATOR_GROUPS: Final = 2048
-"""Largest number of groups of which also the distribution is kept."""
+"""Maximum number of groups whose distributions are kept as well."""
 _UNIT: Final = 2.0**30
 _BUCKET_BITS: Final = 2
 """Buckets of a distribution here are 2^2 times as wide as those of `Sketch`: 0.4 %."""
 _MIN_PER_BATCH: Final = 4
-"""Least number of groups of a batch."""
+"""Minimum number of groups per batch."""
 
 
 class IdGroups:
-    """Counts and sums of values by group of ids; two groups become one as soon as there are too many."""
+    """Counts and sums of values by group of ids; pairs of groups are merged as soon as there are too many."""
 
     def __init__(self) -> None:
         self.log_width = 0
@@ -188,7 +188,7 @@ class IdGroups:
         self.units: Ints = np.zeros(0, np.int64)
 
     def add(self, ids: Ints, values: Times) -> None:
-        """Adds values >= 0 of requests, by id in ascending order; NaN values are left out."""
+        """Adds values >= 0 of requests, by ascending id, ignoring NaN."""
         known = ~np.isnan(values)
         ids, values = ids[known], values[known]
         if not len(ids):
@@ -235,7 +235,7 @@ class Distributions:
         self.counts: NDArray[np.int32] = np.zeros((0, 0), np.int32)
 
     def add(self, ids: Ints, values: Times) -> None:
-        """Adds values >= 0 of requests, by id in ascending order; NaN values are left out."""
+        """Adds values >= 0 of requests, by ascending id, ignoring NaN."""
         known = ~np.isnan(values)
         ids, values = ids[known], values[known]
         if not len(ids):
@@ -268,7 +268,7 @@ class Distributions:
         self.counts[: len(theirs), at : at + theirs.shape[1]] += theirs
 
     def _reach(self, log_width: int, num_groups: int, first: int, end: int) -> None:
-        """Makes room for groups of 2^log_width ids and for the buckets from first to end - 1."""
+        """Extends the arrays for groups of 2^log_width ids and for the buckets from first to end - 1."""
         mine = halved(self.counts, log_width - self.log_width)
         self.log_width = log_width
         if not mine.size:
@@ -284,7 +284,7 @@ class Distributions:
 class GroupedSeries:
     """A latency of requests in order of their ids, in groups; see `sim.metrics.steady.Batched`.
 
-    With a percentile in the middle of a bucket, the same part of the bucket counts in every group. sketch: of
+    If a percentile lies inside a bucket, the same fraction of the bucket counts in every group. sketch: of
     all values.
     """
 
@@ -312,7 +312,7 @@ class GroupedSeries:
         return means_of_batches(*self._series(figure), num_batches)
 
     def quantiles(self, shares: tuple[float, float]) -> tuple[float, float]:
-        """Computes two quantiles of all values, outwards to the borders of a bucket of the groups."""
+        """Computes two quantiles of all values, rounded outwards to the bucket borders of the groups."""
         low, high = self._sketch.percentiles([100 * share for share in shares])
         half = 2.0 ** (_BUCKET_BITS - OCTAVE_BITS - 1)
         return max(float(low) * (1 - half), self._sketch.least), min(
@@ -365,7 +365,7 @@ class MetSeries:
 
 
 def means_of_batches(means: Values, sizes: Ints, num_batches: int) -> Values | None:
-    """Computes the means of batches of consecutive groups with about equally many values each."""
+    """Computes the means of batches of consecutive groups with about equal numbers of values."""
     if len(means) < _MIN_PER_BATCH * num_batches:
         return None
     upto = np.cumsum(sizes)
@@ -385,7 +385,7 @@ class GroupedLatency(Sketch):
         self.groups, self.distributions = IdGroups(), Distributions()
 
     def add_requests(self, ids: Ints, arrival_s: Times, values: Times) -> None:
-        """Adds values of requests, by id in ascending order; NaN values are left out."""
+        """Adds values of requests, by ascending id, ignoring NaN."""
         assert (np.diff(ids) > 0).all(), "the requests are not in order of their ids"
         self.add(values)
         self.groups.add(ids, values)

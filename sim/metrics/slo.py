@@ -19,7 +19,7 @@ WORKLOAD_TERMS = {
     "task": "the workload has no tasks; choose one that has, such as workload=agentic, limit "
     "slo.e2e_ms instead",
 }
-"""Latencies that only some workloads know (`sim.workload.base`), and what to do if one does not."""
+"""Latencies that only some workloads provide (`sim.workload.base`), and the advice if one does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Slo:
 
     @property
     def workload_terms(self) -> tuple[str, ...]:
-        """Latencies that are limited and only some workloads know: those of `WORKLOAD_TERMS` that are set."""
+        """Limited latencies that only some workloads provide: those of `WORKLOAD_TERMS` that are set."""
         return tuple(term for term in self.limits_s if term in WORKLOAD_TERMS)
 
     def met(self, requests: AnyTable) -> NDArray[np.bool_]:
@@ -75,9 +75,9 @@ class Slo:
         return finished
 
     def is_met(self, log: RequestLog, request_id: int) -> bool:
-        """Returns whether one request, which has ended, meets the limits of `TERMS`.
+        """Returns whether an ended request meets the limits of `TERMS`.
 
-        Those of a workload's own latencies are known only after the run.
+        A workload's own latencies are known only after the run.
         """
         if log.status[request_id] != Status.finished:
             return False
@@ -89,9 +89,10 @@ class Slo:
         return all(latencies_s[term] <= limit_s for term, limit_s in self.request_limits_s.items())
 
     def stages_met(self, log: RequestLog, request_id: int) -> tuple[bool, bool]:
-        """Returns whether the prefill and the decode of one request, which has ended, met their limits.
+        """Returns whether the prefill and the decode of an ended request met their limits.
 
-        TTFT is the prefill's, TPOT the decode's; a missed E2E is that of the stage that took longer.
+        TTFT belongs to the prefill and TPOT to the decode; a missed E2E is attributed to the stage that took
+        longer.
         """
         limits_s, arrival_s = self.request_limits_s, log.arrival_s[request_id]
         first_s, last_s = log.first_token_s[request_id], log.last_token_s[request_id]
@@ -107,7 +108,7 @@ class Slo:
         """Returns, for each limit, which requests meet it; a request without the latency (NaN) does not.
 
         Reads status, output_tokens or longest_tokens, and the latencies of `request_metrics`. A finished
-        answer of one token has no TPOT and meets its limit, as in vLLM's goodput.
+        output of one token has no TPOT and meets the TPOT limit, as in vLLM's goodput.
         """
         held = {
             term: column(requests, f"{term}_s", np.float64) <= limit_s
@@ -120,7 +121,7 @@ class Slo:
 
 
 def check_no_workload_terms(slo: Slo | None, command: str) -> None:
-    """Raises ValueError if an SLO limits a latency that only a simulated workload knows."""
+    """Raises ValueError if an SLO limits a latency that only a simulated workload provides."""
     for term in WORKLOAD_TERMS:
         if slo is not None and term in slo.limits_s:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Determines the end of the warm-up of one long run and confidence intervals of its figures.
+"""Determines the end of the warm-up of one long run and confidence intervals of its metrics.
 
-Warm-up by MSER-5: the values, in order of time, are averaged in groups of five. Of all points d at which the
-n averages Y could be cut, the best one minimises the squared standard error of the mean of the rest,
+Warm-up by MSER-5: the values, in order of time, are averaged in groups of five. The best point d at which to
+cut the n averages Y minimises the squared standard error of the mean of the rest,
 
     d* = argmin over 0 <= d <= n / 2 of  sum_{i > d} (Y_i - mean_d)^2 / (n - d)^2
 
@@ -21,23 +21,23 @@ q + h, where x_j is the share of the values of batch j up to the percentile; if 
 short. Source: Law, Simulation Modeling and Analysis, 5th edition, 9.5.3. e is the effective sample size: the
 number of values over the integrated autocorrelation time (Geyer, Practical Markov chain Monte Carlo,
 Statistical Science 7, 1992: initial monotone sequence); m is its minimum, 50 and 3 / (1 - q). The last factor
-is our own: it widens the interval because few batches miss rare long busy periods. If neighbouring batches
-are still autocorrelated (von Neumann's ratio, one-sided, 5 %), in their means or in these shares, fewer and
-longer batches are used; below `MIN_BATCHES` there is no interval.
+is our addition: it widens the interval, because a small number of batches misses rare long busy periods. If
+neighbouring batches are still autocorrelated (von Neumann's ratio, one-sided, 5 %), in their means or in
+these shares, fewer and longer batches are used; below `MIN_BATCHES` there is no interval.
 
-Measured coverage for waits in M/M/1 (runs of 2,000, 10,000, 50,000 values; % of the runs that have an
-interval, in brackets the % of these in which it contains the true value):
+Measured coverage for waits in M/M/1 (runs of 2,000, 10,000, 50,000 values; % of the runs with an interval; in
+brackets, the % of these whose interval contains the true value):
 
     load   p99                        mean
     0.5    1 (83), 84 (97), 97 (97)   98 (96), 99 (93), 99 (96)
     0.8    0, 0, 45 (92)              38 (83), 97 (96), 99 (95)
     0.9    0, 0, 0                    4 (13), 48 (89), 100 (96)
 
-The few intervals of short runs at high load are therefore not reliable.
+The few intervals of short runs at high load are therefore unreliable.
 
 The warm-up of a run is determined from the series of TTFT, which reflects the queue, and of TPOT, which
 reflects the batch, of the requests in order of arrival. E2E follows from both and varies too much with the
-length of the answers.
+output length.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ MIN_BATCHES = BATCHES[-1]
 MIN_PER_BATCH = 10
 MIN_INDEPENDENT = 50  # smallest effective sample size
 MIN_BEYOND = 3  # of the effective sample size, values beyond a percentile
-ROUNDING = 1e-13  # of a sum of squares, what rounding leaves of a difference that is 0
-_MEMORY_GROUPS = 4096  # the autocorrelation is computed from at most so many averages, hundreds per batch
+ROUNDING = 1e-13  # rounding error of a zero difference, relative to a sum of squares
+_MEMORY_GROUPS = 4096  # maximum number of averages for the autocorrelation, hundreds per batch
 NORMAL_5_PERCENT = -1.6448536269514729
 """Quantile 0.05 of the standard normal distribution; 0.05 is the probability of a false "autocorrelated"."""
 
@@ -87,7 +87,7 @@ class Lack(Enum):
 
 
 class RunInterval(NamedTuple):
-    """A figure of one run and the bounds of its interval; NaN without an interval, for the reason `lack`."""
+    """A metric of one run and the bounds of its interval; NaN without an interval, for the reason `lack`."""
 
     value: float
     low: float
@@ -112,7 +112,7 @@ MEAN = Figure()
 
 
 def percentile(q: float) -> Figure:
-    """Returns the percentile q, 0 <= q < 100, as a figure.
+    """Returns the percentile q, 0 <= q < 100, as a statistic.
 
     A batch must be long enough to have a value beyond the percentile: 100 values for p99.
     """
@@ -121,10 +121,10 @@ def percentile(q: float) -> Figure:
 
 
 def warm_up(values: Values) -> WarmUp:
-    """Determines the warm-up of values in order of time by MSER-5; NaN values are left out of the averages.
+    """Determines the warm-up of values in order of time by MSER-5; averages ignore NaN.
 
-    Equal values have no warm-up. A series of less than 100 values is never settled, and neither is one with
-    more known values before the cut than after it.
+    Equal values have no warm-up. A series of fewer than 100 values is never settled, nor is one with more
+    known values before the cut than after it.
     """
     num_groups = len(values) // GROUP
     if num_groups < MIN_GROUPS:
@@ -147,7 +147,7 @@ def warm_up(values: Values) -> WarmUp:
 
 
 class Batched(Protocol):
-    """A series of values that intervals can be computed of: in order of time, without NaN."""
+    """A series of values for which intervals can be computed: in order of time, without NaN."""
 
     @property
     def count(self) -> int:
@@ -161,14 +161,14 @@ class Batched(Protocol):
     def memory(self, figure: Figure) -> float:
         """Computes the integrated autocorrelation time in values, at least 1.
 
-        For a percentile it is that of the indicator whether a value is at most the percentile.
+        For a percentile, it is the time of the indicator that a value is at most the percentile.
         """
         ...
 
     def batch_means(self, figure: Figure, num_batches: int) -> Values | None:
         """Computes the means of batches of about equal length, of the values or of that indicator.
 
-        None: the series cannot be cut into so many batches.
+        None: the series cannot be divided into this many batches.
         """
         ...
 
@@ -178,7 +178,7 @@ class Batched(Protocol):
 
 
 def interval_of(series: Batched, figure: Figure = MEAN) -> RunInterval:
-    """Computes a figure of a series and its interval by batch means."""
+    """Computes a statistic of a series and its interval by batch means."""
     if not series.count:
         return RunInterval(math.nan, math.nan, math.nan, 0, Lack.NO_VALUES)
     whole = series.figure(figure)
@@ -213,7 +213,7 @@ def interval_of(series: Batched, figure: Figure = MEAN) -> RunInterval:
 
 
 class Series:
-    """Values of a run in its steady state, in order of time, without NaN; caches what all intervals need."""
+    """Values of a run in steady state, in order of time, without NaN; caches data shared by all intervals."""
 
     def __init__(self, values: Values) -> None:
         self.known = values[~np.isnan(values)]
@@ -227,7 +227,7 @@ class Series:
         return len(self.known)
 
     def interval(self, figure: Figure = MEAN) -> RunInterval:
-        """Computes a figure and its interval by batch means."""
+        """Computes a statistic and its interval by batch means."""
         return interval_of(self, figure)
 
     def figure(self, figure: Figure) -> float:
@@ -265,7 +265,7 @@ class Series:
 
 
 def _batch_means(values: Values, num_batches: int) -> Values:
-    """Computes the means of batches of equal length; the first values are left out if they do not fit."""
+    """Computes the means of batches of equal length; excess values at the start are dropped."""
     length = len(values) // num_batches
     means: Values = values[len(values) - num_batches * length :].reshape(num_batches, length).mean(axis=1)
     return means
@@ -314,9 +314,9 @@ def _averages(groups: NDArray[np.float64]) -> Values:
 
 
 def _are_independent(figures: Values) -> bool:
-    """Tests by von Neumann's ratio whether neighbouring figures are independent.
+    """Tests by von Neumann's ratio whether neighbouring values are independent.
 
-    The ratio is sum (x_i+1 - x_i)^2 / sum (x_i - mean)^2. For independent figures its mean is 2 and its
+    The ratio is sum (x_i+1 - x_i)^2 / sum (x_i - mean)^2. For independent values its mean is 2 and its
     variance 4 (n - 2) / (n^2 - 1); it is smaller for autocorrelated ones.
     """
     n = len(figures)
@@ -349,7 +349,7 @@ def find_warm_up(requests: AnyTable) -> FoundWarmUp:
     in_order = requests.take(np.argsort(column(requests, "arrival_s", np.float64), kind="stable"))
     series = {name: column(in_order, f"{name}_s", np.float64) for name in SERIES}
     found = {name: warm_up(values) for name, values in series.items()}
-    # If all answers have one token, there is no TPOT.
+    # If all outputs have one token, there is no TPOT.
     asked = {name: found[name] for name, values in series.items() if not np.isnan(values).all()}
     is_settled = bool(asked) and all(one.is_settled for one in asked.values())
     num_cut = max((one.num_values for one in asked.values()), default=0) if is_settled else 0
@@ -396,7 +396,7 @@ _FIGURES: Mapping[str, Figure] = {"mean_s": MEAN, **{f"p{q}_s": percentile(q) fo
 def share_interval(series: Batched, num_met: int) -> RunInterval:
     """Computes the interval of a share; a share of 0 or 1 has a one-sided bound at a distance of 3 / n.
 
-    series: 1 for each request that counts, 0 for each other one; num_met: number of the former.
+    series: 1 for each request that counts, 0 for each other; num_met: the number of ones.
 
     This rule of three approximates 1 - 0.05^(1 / n) for n independent requests. Source: Hanley and
     Lippman-Hand, If nothing goes wrong, is everything all right?, JAMA 249, 1983.

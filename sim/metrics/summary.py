@@ -1,20 +1,20 @@
-"""Computes the figures of a run from its records: one nested dictionary, written to `summary.json`.
+"""Computes the metrics of a run from its records: one nested dictionary, written to `summary.json`.
 
-The requests and events that a figure covers:
+The requests and events that a metric covers:
 - TTFT and queue time: every request that reached that point, finished or not; TPOT and E2E: finished
   requests.
 - rates: events inside the window (tokens emitted, requests finished).
 - shares and latencies: requests that arrived inside the window.
 - the whole run, even if the window is shorter: simulated_s, requests (by status), cache.evicted_blocks (pools
-  count evictions without their time), adapters, bill_usd (clients pay for the warm-up, too), failures,
+  count evictions without their time), adapters, bill_usd (clients also pay for the warm-up), failures,
   retries and scaling.
 - speculation: only if a pool speculates, see `sim.metrics.features`.
 - pipeline: only if there is one pool; with several pools, by_pool has the pipeline of each.
-- publish: time to publish, from arrival to the first token that the user sees. It is the TTFT, unless the
-  workload knows of hidden tokens or of clients that wait for the complete answer (`sim.workload.clients`).
-- throughput.output_tokens_per_s_and_gpu: output tokens over the GPU-seconds that were rented.
-- per_user: output tokens/s that one user sees after the first token, 1 / TPOT of each finished request.
-- by_priority, by_tenant: the figures of each class, if there is more than one.
+- publish: time to publish, from arrival to the first token that the user sees. It equals the TTFT, unless the
+workload has hidden tokens or clients that wait for the complete output (`sim.workload.clients`).
+- throughput.output_tokens_per_s_and_gpu: output tokens divided by the rented GPU-seconds. - per_user: output
+tokens/s per user after the first token, 1 / TPOT of each finished request. - by_priority, by_tenant: the
+metrics of each class, if there is more than one.
 - warmup: how the warm-up was determined (warmup_s=auto). intervals: confidence intervals from this run alone,
   see `sim.metrics.steady`.
 """
@@ -80,23 +80,22 @@ FIGURES: Final[tuple[type[Figure], ...]] = (
     Bill,
 )
 OWN: Final = "own."
-"""Before the names of the user's own metrics among the figures."""
+"""Prefix of the names of user-defined metrics."""
 ROWS_AT_ONCE: Final = 1 << 17
-"""Iterations that are added together in a run that streams: a chunk has twice as many, and copies of it would
-be the peak of the memory."""
+"""Number of iterations added at once in a streaming run: a chunk has twice as many, and copies of it would
+set the peak memory.
+"""
 
 
 class RunFigures:
-    """The figures of a run so far.
+    """The metrics of a run so far.
 
-    All records of a run are added once, in any number of chunks, to one or several objects, which are then
-    merged. With sketches their memory does not grow with the run, and the summary is the same bit for bit
-    whatever the cuts and the order of merging. It then has two more keys:
-
-    percentile_error: largest relative error of the percentiles; all other figures are exact up to rounding.
-    not_computed: what is missing as it needs whole tables, with the reason.
-
-    window: the measured part of a run whose end is known, and with it the records, which come at once.
+    All records of a run are added once, in any number of chunks, to one or more objects, which are then
+    merged. With sketches the memory does not grow with the run, and the summary is bit-identical for any
+    division and merging order. It then has two more keys: percentile_error: maximum relative error of the
+    percentiles; all other metrics are exact up to rounding. not_computed: missing parts that need complete
+    tables, with the reason. window: the measured part of a run whose end is known; its records then come at
+    once.
     """
 
     def __init__(self, setting: FigureSetting, window: Window | None = None) -> None:
@@ -118,7 +117,7 @@ class RunFigures:
         """Iterations and events after the end of the last request so far: the run may end before them."""
 
     def add(self, chunk: RecordChunk, requests: AnyTable | None = None) -> None:
-        """Adds a part of the records. requests: those of the chunk with `request_metrics`, if they are known.
+        """Adds a part of the records. requests: the chunk's requests with `request_metrics`, if known.
 
         Raises AssertionError if the records are inconsistent.
         """
@@ -143,19 +142,19 @@ class RunFigures:
             self.thinned.merge(other.thinned)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the setting out, as hardware models cannot be pickled: the copy can be merged only."""
+        """Drops the setting, because hardware models cannot be pickled: the copy can only be merged."""
         return {name: value for name, value in vars(self).items() if name != "setting"}
 
     @property
     def _window_so_far(self) -> Window:
-        """The window as far as it is known: the end of a run that streams is not."""
+        """The window as far as it is known; the end of a streaming run is unknown."""
         return Window(self.setting.start_s, np.inf) if self._window is None else self._window
 
     def _add(self, part: Part) -> None:
         _add_to(self.figures, part)
 
     def _add_until(self, part: Part, chunk: RecordChunk) -> None:
-        """Adds a part in pieces; holds back iterations and events after which the run may have ended."""
+        """Adds a part in pieces; holds back iterations and events that may be after the end of the run."""
         held, self._late = [*self._late, (chunk.iterations, chunk.events)], []
         for iterations, events in (piece for tables in held for piece in _pieces(*tables)):
             is_late = times(iterations, "start_s") + times(iterations, "duration_s") > chunk.until_s
@@ -173,7 +172,7 @@ class RunFigures:
             self._add(replace(part, iterations=iterations, events=events, unfilled_upto=upto))
 
     def _ended(self, end: RunRecords) -> EndedRun:
-        """Returns the run with all figures; they are copies if late rows are added up to its end."""
+        """Returns the run with all metrics; they are copies if late rows are added up to its end."""
         setting = self.setting
         if self._window is not None:
             return EndedRun(setting=setting, records=end, window=self._window, figures=self.figures)
@@ -202,7 +201,7 @@ class RunFigures:
         return EndedRun(setting=setting, records=end, window=window, figures=copied)
 
     def plots(self, end: RunRecords) -> Plots:
-        """Returns what the plots of the page show; the setting has `plots`. end: see `summary`."""
+        """Returns the plot data of the page; the setting must have `plots`. end: see `summary`."""
         from sim.metrics.plots import Plots  # noqa: PLC0415 (see above)
 
         return Plots.of(self._ended(end).figures)
@@ -210,8 +209,8 @@ class RunFigures:
     def summary(self, end: RunRecords, part: Measured | None = None) -> dict[str, Any]:
         """Returns the summary. end: the records of the whole run, whose tables may have no rows.
 
-        part: the measured part of a run whose records are at hand. Raises AssertionError if records are
-        missing (`check_conservation`).
+        part: the measured part of a run with complete records. Raises AssertionError if records are missing
+        (`check_conservation`).
         """
         setting = self.setting
         run = self._ended(end)
@@ -239,7 +238,7 @@ class RunFigures:
         return plain
 
     def _not_computed(self, figures: Mapping[str, Figure]) -> dict[str, str]:
-        """Returns what the summary lacks, with the reason."""
+        """Returns the missing parts of the summary, with the reason."""
         found = {
             figure.name: f"more than {MAX_KEPT} classes"
             for figure in figures.values()
@@ -251,7 +250,7 @@ class RunFigures:
 
 
 def _add_to(figures: Mapping[str, Figure], part: Part) -> None:
-    """Adds a part to all figures; metrics of the user's own get it with frames of pandas."""
+    """Adds a part to all metrics; user-defined metrics get it with pandas frames."""
     in_pandas = part.in_pandas() if part.setting.own else part
     for name, figure in figures.items():
         figure.add(in_pandas if name.startswith(OWN) else part)
@@ -324,7 +323,7 @@ def summarise(
     new_sections: NewSections = no_sections,
     thinned: Thinned | None = None,
 ) -> dict[str, Any]:
-    """Computes all figures of a run as plain JSON: seconds, shares from 0 to 1, None for a missing figure.
+    """Computes all metrics of a run as plain JSON: seconds, shares from 0 to 1, None for missing values.
 
     pools: hardware of the pools, in the order of the records. part: the result of `measure`, if it is known.
     new_sections, thinned: see `FigureSetting`. Without an SLO there is no goodput, without a power model of
@@ -350,7 +349,7 @@ def summarise(
 
 
 def request_figures(records: RunRecords, part: Measured, slo: Slo | None) -> dict[str, Any]:
-    """Computes the measured part, the latencies and the figures of each class, which any run has."""
+    """Computes the measured part, the latencies and the metrics of each class, which every run has."""
     setting = FigureSetting(pools=(), pool_records=records.pools, slo=slo)
     rows = Part.of(setting, part.window, RecordChunk.of(records), part.table)
     latencies, classes = Latencies(setting), (ByPriority(setting), ByTenant(setting))

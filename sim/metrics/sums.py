@@ -2,12 +2,12 @@
 
 Floating-point addition is not associative, so a sum depends on how the values were split. Exact totals are
 the same for every order of the values and every way to merge partial sums: the values are split without error
-into parts of which so few leading bits are used that numpy adds them exactly; these sums are added as
-integers, and only the result is rounded. Source: Rump, Ogita and Oishi, Accurate floating-point summation,
-SIAM J. Sci. Comput. 31, 2008 (the extraction of leading parts).
+into parts with so few leading bits that numpy adds them exactly; these sums are added as integers, and only
+the result is rounded. Source: Rump, Ogita and Oishi, Accurate floating-point summation, SIAM J. Sci. Comput.
+31, 2008 (the extraction of leading parts).
 
-An integer counts units of 2^-1074, the smallest double. So there is no error before the one rounding of the
-result, for values from 0 to 2^1000 in magnitude.
+Integers count units of 2^-1074, the smallest double. There is therefore no error before the single rounding
+of the result, for magnitudes from 0 to 2^1000.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from numpy.typing import ArrayLike, NDArray
 def weighted_sum(values: ArrayLike, weights: ArrayLike) -> float:
     """Returns the sum of values times weights; one of them may be a single number.
 
-    `np.dot` uses BLAS, which splits more than 10,000 numbers into one part per core, so that the rounding
-    depends on the machine. Its threads also wait busily: with it, computing the figures of a run of 600,000
-    iterations took 0.36 s instead of 0.12 s on two cores.
+    `np.dot` uses BLAS, which splits more than 10,000 numbers into one part per core, so the rounding depends
+    on the machine. Its threads also busy-wait: with it, computing the metrics of a run of 600,000 iterations
+    took 0.36 s instead of 0.12 s on two cores.
     """
     return float(np.multiply(values, weights).sum())
 
 
 class Totals(Protocol):
-    """Named sums and maxima, to which the terms of figures are added in parts."""
+    """Named sums and maxima, to which terms are added in parts."""
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Adds values to a sum; the sum of integers or booleans is an integer."""
@@ -54,7 +54,7 @@ class Totals(Protocol):
 
 
 class TableTotals:
-    """Totals of whole tables: numpy's sums, in the order in which they are added."""
+    """Totals of complete tables: numpy's sums, in the order of addition."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -86,7 +86,7 @@ class TableTotals:
 
 _LOG_BLOCK: Final = 14
 _BLOCK: Final = 1 << _LOG_BLOCK
-"""Values that are split together: they stay in the CPU cache."""
+"""Number of values split at once, so that they stay in the CPU cache."""
 _UNIT_EXPONENT: Final = 1074
 _LARGEST: Final = 2.0**1000
 
@@ -127,7 +127,7 @@ def _units(value: float) -> int:
 class ExactTotals:
     """Named sums that are exact, and named maxima; see `sim.metrics.sums.Totals`.
 
-    Sums of integers and booleans are integers. A name that nothing was added to has the sum 0.
+    Sums of integers and booleans are integers. The sum of an unused name is 0.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class ExactTotals:
 
     def __getitem__(self, name: str) -> float:
         units = self._units.get(name)
-        # The division of two integers is rounded correctly, whatever their size.
+        # The division of two integers of any size is rounded correctly.
         return self._counts.get(name, 0) if units is None else units / (1 << _UNIT_EXPONENT)
 
     def largest(self, name: str) -> float:

@@ -1,4 +1,4 @@
-"""Figures of whole tasks of agents: several requests that together do one thing.
+"""Metrics of complete agent tasks: several requests that belong together.
 
 first call arrives                                  last call ends
    |---------------- task latency -----------------------|
@@ -35,7 +35,7 @@ class Tasks(NamedTuple):
 
 
 class TaskTable:
-    """The calls of each task that were added so far. Keeps 24 bytes per task."""
+    """The calls of each task that were added so far. Uses 24 bytes per task."""
 
     def __init__(self) -> None:
         self._begun_s = np.zeros(0)
@@ -59,7 +59,10 @@ class TaskTable:
         self._num_finished[:size] += other._num_finished
 
     def tasks(self, num_calls: NDArray[np.int64], number: NDArray[np.int64] | None = None) -> Tasks:
-        """Returns tasks. num_calls: the calls that each needs. number: None: all that have begun."""
+        """Returns tasks. num_calls: the number of calls of each. number: their numbers.
+
+        None: all begun tasks.
+        """
         if number is None:
             number = np.flatnonzero(np.isfinite(self._begun_s))
         return Tasks(
@@ -81,9 +84,9 @@ class TaskTable:
 class TasksFigure:
     """The section `tasks`, of the tasks that began inside the window: see `sim.metrics.workload`.
 
-    new_num_calls: returns the calls that each task needs; it is finished if so many have finished. A task
-    that is not finished has no latency and does not meet the SLO. slo_s: latency of a task that counts as
-    good; None: there is no SLO.
+    new_num_calls: returns the number of calls of each task, which is finished when all of them have finished.
+    An unfinished task has no latency and does not meet the SLO. slo_s: maximum latency of a good task; None:
+    no SLO.
     """
 
     needs_tokens = False
@@ -124,14 +127,14 @@ class TasksFigure:
         return {"tasks": section}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out how the calls are counted: the copy can be merged only."""
+        """Drops the function that counts calls: the copy can only be merged."""
         return {name: value for name, value in vars(self).items() if name != "_new_num_calls"}
 
 
 class TaskLatencies:
-    """The latency of the whole task of each call: see `sim.metrics.workload.OwnLatency`.
+    """The latency of the complete task of each call: see `sim.metrics.workload.OwnLatency`.
 
-    new_num_calls: returns the calls that each task needs.
+    new_num_calls: returns the number of calls of each task.
     """
 
     needs_tokens = numbers_matter = False
@@ -145,7 +148,7 @@ class TaskLatencies:
         self._table.add(records.requests)
 
     def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
-        """Returns the calls of which the task has no more calls."""
+        """Returns the calls whose tasks have no more calls."""
         task = column(records.requests, "session_id", np.int64)
         return ~np.isin(task, list(open_sessions))
 

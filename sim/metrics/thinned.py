@@ -1,4 +1,4 @@
-"""Computes the figures of a whole fleet from one in n of its replicas and requests, with intervals.
+"""Computes the metrics of a whole fleet from one in n of its replicas and requests, with intervals.
 
 A replica of the thinned fleet is a cluster of requests. With y_i the sum of a latency over the requests of
 replica i = 1..k, and m_i their number, the mean is the ratio r = sum y_i / sum m_i, and
@@ -10,9 +10,9 @@ a percentile q, y_i counts the values up to it, and the interval goes from the q
 q + h (Woodruff, Confidence intervals for medians and other position measures, JASA 47, 1952).
 
 Replicas of one fleet share its load, and differ less from each other than two fleets do. The interval from
-batches of time (`sim.metrics.steady`) sees that; it is widened by sqrt(1 + 1 / n), because the whole fleet's
-figure varies, too. The wider of both bounds is taken on each side, and at least `LEAST_WIDTH`: a smaller
-fleet balances its load a little differently, which neither of the two intervals sees.
+batches of time (`sim.metrics.steady`) covers that; it is widened by sqrt(1 + 1 / n), because the whole
+fleet's metric varies as well. The wider of both bounds is used on each side, and at least `LEAST_WIDTH`: a
+smaller fleet balances its load slightly differently, which neither interval covers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from sim.records.table import AnyTable, column
 
 LATENCIES = ("ttft", "tpot", "e2e")
 LEAST_WIDTH = 0.02
-"""Least half width of an interval, as a share of the figure; of a share from 0 to 1, in itself."""
+"""Minimum half width of an interval, relative to the metric; absolute for shares from 0 to 1."""
 MET, FINISHED, TOKENS = "met", "finished", "finished_tokens"
-"""Numbers by replica, beside the latencies: measured requests that met the SLO, and, of the requests that
-finished in the measured time, their number and their output tokens."""
+"""Counts by replica, in addition to the latencies: measured requests that met the SLO, requests that finished
+in the measured time, and output tokens of the latter.
+"""
 
 Floats = NDArray[np.float64]
 
@@ -118,7 +119,7 @@ class Thinned(Protocol):
 
 
 class Estimate(NamedTuple):
-    """A figure of the whole fleet and the bounds of its interval; NaN: unknown."""
+    """A metric of the whole fleet and the bounds of its interval; NaN: unknown."""
 
     value: float
     low: float
@@ -126,19 +127,19 @@ class Estimate(NamedTuple):
 
     @classmethod
     def around(cls, value: float, half_width: float) -> Estimate:
-        """Returns a figure with bounds at equal distances."""
+        """Returns a metric with symmetric bounds."""
         return cls(value, value - half_width, value + half_width)
 
     def joined(self, low: float, high: float) -> Estimate:
-        """Returns the figure with the wider of its bounds and the given ones; an unknown bound stays so."""
+        """Returns the metric with the wider of its own and the given bounds; unknown bounds stay unknown."""
         return Estimate(self.value, float(np.minimum(self.low, low)), float(np.maximum(self.high, high)))
 
     def within(self, highest: float) -> Estimate:
-        """Returns the figure with bounds from 0 to `highest`; an unknown bound stays so."""
+        """Returns the metric with bounds clamped to [0, `highest`]; unknown bounds stay unknown."""
         return Estimate(self.value, float(np.maximum(self.low, 0.0)), float(np.minimum(self.high, highest)))
 
     def times(self, factor: float) -> dict[str, float]:
-        """Returns the figure and its bounds, multiplied by a factor, for the summary."""
+        """Returns the metric and its bounds, multiplied by a factor, for the summary."""
         return {name: value * factor for name, value in self._asdict().items()}
 
 
@@ -163,10 +164,10 @@ def half_width(deviations: Floats) -> float:
 def thinned_figures(
     summary: Mapping[str, Any], by: ByReplica, *, num_replicas: int, keeps_one_in: int
 ) -> dict[str, Any]:
-    """Computes the section `thinned` of the summary; rates are those of the whole fleet.
+    """Computes the section `thinned` of the summary; rates are for the whole fleet.
 
-    summary: the figures of the simulated part, with its `intervals` from batches of time. Maxima, peaks and
-    counts in it are those of this part.
+    summary: the metrics of the simulated part, with its `intervals` from batches of time. Its maxima, peaks
+    and counts cover only this part.
     """
     widened = math.sqrt(1 + 1 / keeps_one_in)
     found: dict[str, dict[str, Estimate]] = {name: _latency(by, name) for name in LATENCIES}

@@ -4,10 +4,10 @@
          |------------------->|----|----|----|----|------------->|----|
        first_token_s       end_s   iterations with decodes    end_s  last_token_s
 
-A request gets a token at the end of each iteration of its replica that has decodes, except in the gaps that
-are recorded for the request itself (`RunRecords.own_gaps`): the one after its first token, and those in which
-it was preempted, idle or transferred. With speculation several tokens come together: a burst, which the
-records of speculation name (`SpeculationRecord.bursts`). For a request with several samples, the sample of a
+A request gets a token at the end of each iteration of its replica that has decodes, except in the gaps
+recorded for the request itself (`RunRecords.own_gaps`): the gap after its first token, and gaps in which it
+was preempted, idle or transferred. With speculation several tokens arrive together as a burst, which the
+speculation records list (`SpeculationRecord.bursts`). For a request with several samples, the sample of a
 token is unknown.
 """
 
@@ -25,8 +25,8 @@ from sim.records.table import AnyTable, column, places_of
 class TokenTimes(NamedTuple):
     """Times of the tokens of all requests, request after request in the order of the table of requests.
 
-    num_tokens: tokens of each request. begins: for each token, whether it is the first of those of its
-    request that come at its time; None: tokens come one by one.
+    num_tokens: tokens of each request. begins: for each token, whether it is its request's first token at
+    that time; None: tokens come one by one.
     """
 
     time_s: NDArray[np.float64]
@@ -39,9 +39,9 @@ class TokenTimes(NamedTuple):
         return np.cumsum(self.num_tokens) - self.num_tokens
 
     def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Returns all gaps between tokens of a request, in seconds, and the row of each request.
+        """Returns all gaps between a request's tokens, in seconds, and the row of their request.
 
-        Tokens that come together have no gap between them.
+        Tokens of a burst have no gap between them.
         """
         owner = np.repeat(np.arange(len(self.num_tokens)), self.num_tokens)
         same = owner[1:] == owner[:-1]
@@ -124,7 +124,7 @@ def token_times(
 
 
 class _Spans(NamedTuple):
-    """Spans that begin with a first token or the end of an own gap and have a token at each iteration."""
+    """Spans that begin with a first token or the end of an own gap, with a token at each iteration."""
 
     row: NDArray[np.int64]
     replica: NDArray[np.int64]
@@ -140,7 +140,7 @@ def _spans(requests: AnyTable, own_gaps: AnyTable) -> _Spans:
     first_s, last_s = (column(requests, f"{name}_token_s", np.float64) for name in ("first", "last"))
     gap_row = places_of(column(requests, "request_id"), column(own_gaps, "request_id"))
     end_s = column(own_gaps, "end_s", np.float64)
-    # Gaps of attempts that failed (crash, client timeout) lie before the first token of the last attempt.
+    # Gaps of failed attempts (crash, client timeout) lie before the first token of the last attempt.
     known = gap_row >= 0
     at = gap_row[known]
     known[known] = (end_s[known] > first_s[at]) & (end_s[known] <= last_s[at])
@@ -166,7 +166,7 @@ def _decode_ends(iterations: AnyTable) -> dict[int, NDArray[np.float64]]:
 
 
 def decode_ends_s(iterations: AnyTable) -> NDArray[np.float64]:
-    """Returns the times at which iterations end and their tokens come, in seconds."""
+    """Returns the end times of iterations, at which their tokens arrive, in seconds."""
     ends_s: NDArray[np.float64] = times(iterations, "start_s") + times(iterations, "duration_s")
     return ends_s
 
@@ -205,7 +205,7 @@ class BurstTimes(NamedTuple):
 def tokens_together(
     bursts: BurstTimes, row: NDArray[np.int64], time_s: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Returns how many tokens came at each time. row, time_s: of a token of each pass, sorted by both.
+    """Returns how many tokens arrived at each time. row, time_s: of one token per pass, sorted by both.
 
     Raises ValueError if a burst is at none of these times.
     """

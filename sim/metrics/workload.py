@@ -1,7 +1,7 @@
-"""Figures that only the workload of a run knows: its records, sections of the summary, latencies.
+"""Metrics that only the workload of a run can compute: its records, summary sections and latencies.
 
-See `sim.workload.base`. The latency of a task is known when the last of its calls has ended, so the rows of
-earlier calls are held back until then.
+See `sim.workload.base`. The latency of a task is known when its last call has ended, so the rows of earlier
+calls are held back until then.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sim.records.table import AnyTable, column, joined, places_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadRecords:
-    """Records of the requests of one workload: all of a run, or those of a part of a mix.
+    """Records of the requests of one workload: of a whole run, or of a part of a mix.
 
-    requests: see `RequestLog.table`. iterations: those of the whole run. own_gaps, bursts: see `RunRecords`;
-    rows of other requests may remain. window: the measured part of the run.
+    requests: see `RequestLog.table`. iterations: of the whole run. own_gaps, bursts: see `RunRecords`; rows
+    of other requests may be included. window: the measured part of the run.
     """
 
     requests: AnyTable
@@ -52,7 +52,7 @@ class WorkloadRecords:
         return known_token_times(self.requests, self.iterations, self.own_gaps, self.bursts)
 
     def plain_latencies(self) -> dict[str, NDArray[np.float64]]:
-        """Returns the latencies of requests that the workload says nothing about, in seconds.
+        """Returns default latencies of requests, for which the workload has no special rule, in seconds.
 
         publish: TTFT, NaN without a token; task: E2E, NaN if the request has not finished.
         """
@@ -69,10 +69,10 @@ class WorkloadRecords:
     def part(
         self, rows: NDArray[np.bool_], name: str, index: int, num_parts: int, first: int = 0
     ) -> WorkloadRecords:
-        """Returns the records of the requests of one part of a mix, with numbers of its own.
+        """Returns the records of the requests of one part of a mix, with the part's own numbering.
 
-        Requests are numbered from `first` on in their order in the run. Tenants and ids of sessions are those
-        that the part gave them: in the mix, tenants begin with its name, and sessions are id * num_parts +
+        Requests are numbered from `first` on in their order in the run. Tenants and session ids are converted
+        back to the part's own: in the mix, tenants begin with its name, and sessions are id * num_parts +
         index (-1: none).
         """
         requests = self.requests[rows]
@@ -100,7 +100,7 @@ def _renumbered(table: AnyTable, ids: NDArray[np.int64], first: int) -> AnyTable
 
 
 COLUMNS = ["replica", "iteration", "start_s", "duration_s", "decode_seqs"]
-"""Columns of the table of iterations that the times of tokens follow from."""
+"""Columns of the iterations table from which token times are derived."""
 
 
 class SectionFigure(Protocol):
@@ -108,7 +108,7 @@ class SectionFigure(Protocol):
 
     @property
     def needs_tokens(self) -> bool:
-        """Returns whether it reads iterations and gaps, for the times of tokens."""
+        """Returns whether it reads iterations and gaps, for token times."""
         ...
 
     @property
@@ -130,7 +130,7 @@ class SectionFigure(Protocol):
 
 
 class Sections:
-    """The accumulators of a workload and of those inside it, from the innermost to the outermost.
+    """The accumulators of a workload and its nested workloads, from the innermost to the outermost.
 
     The chunks of a replica go to one object, in order of time; objects with different replicas can be merged.
     """
@@ -173,7 +173,7 @@ class Sections:
         return next((one.lack for one in self._figures if one.lack is not None), None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the records of earlier chunks: the copy can be merged only."""
+        """Drops the records of earlier chunks: the copy can only be merged."""
         return {"_figures": self._figures, "_earlier": None}
 
 
@@ -202,7 +202,7 @@ class EarlierTokens:
         )
 
     def keep(self, chunk: RecordChunk, records: WorkloadRecords) -> None:
-        """Keeps what requests that come later may need. records: result of `joined`."""
+        """Keeps the data that later requests may need. records: result of `joined`."""
         if chunk.end is not None:
             return
         # A later request gets its tokens at the ends of later iterations.
@@ -214,7 +214,7 @@ class EarlierTokens:
 
 
 def _later(table: AnyTable, last_id: int) -> AnyTable:
-    """Returns the rows of requests behind an id."""
+    """Returns the rows of requests after an id."""
     return table[column(table, "request_id") > last_id]
 
 
@@ -230,44 +230,44 @@ class OwnLatency(Protocol):
 
     @property
     def needs_tokens(self) -> bool:
-        """Returns whether it reads iterations and gaps, for the times of tokens."""
+        """Returns whether it reads iterations and gaps, for token times."""
         ...
 
     @property
     def numbers_matter(self) -> bool:
-        """Returns whether it needs the numbers of requests in their sessions or parts, unknown in shards."""
+        """Returns whether it needs numbers of requests in sessions or parts, which shards do not know."""
         ...
 
     def see(self, records: WorkloadRecords) -> None:
-        """Notes requests, in the order of their ids, perhaps long before their latencies are asked for."""
+        """Records requests, in the order of their ids, possibly long before their latencies are computed."""
         ...
 
     def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
-        """Returns which requests have latencies that do not change any more.
+        """Returns which requests have final latencies. records: ended requests that have been added.
 
-        records: requests that have ended and have been seen. open_sessions: those of other requests.
+        open_sessions: sessions of all other requests.
         """
         ...
 
     def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
         """Returns, by name, the latency of each request in seconds; NaN: it has none.
 
-        Every request comes once, in the order of their ids.
+        Every request is passed once, in the order of ids.
         """
         ...
 
 
 def no_sessions(request_id: int) -> Collection[int]:
-    """Returns that no later request has a session that matters."""
+    """Returns an empty set: no session of a later request matters."""
     return ()
 
 
 class OwnLatencies:
-    """Completes the chunks of a run by the latencies that its workload knows.
+    """Adds the workload's latencies to the chunks of a run.
 
-    computed: of the workload and of those inside it, from the innermost to the outermost. terms: those
-    that are wanted, in the order of the columns. sessions_after: returns the sessions with requests behind an
-    id. group_rows: see `sim.records.run`.
+    computed: of the workload and its nested workloads, from the innermost to the outermost. terms: the
+    required latencies, in the order of the columns. sessions_after: returns the sessions with requests after
+    an id. group_rows: see `sim.records.run`.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class OwnLatencies:
     def completed(self, chunk: RecordChunk) -> RecordChunk:
         """Returns the chunk with the requests whose latencies are known, and these latencies.
 
-        Requests come in complete groups, some later than without this; the last chunk has all that remain.
+        Requests come in complete groups, some of them delayed; the last chunk has all remaining ones.
         """
         if not self._terms:  # as in most runs
             return chunk
@@ -308,7 +308,7 @@ class OwnLatencies:
         return replace(completed, own_s={term: found[term] for term in self._terms})
 
     def _ready(self, chunk: RecordChunk) -> tuple[AnyTable, AnyTable | None]:
-        """Returns the requests that are handed on, and those that are held back; None: there are none."""
+        """Returns the requests to pass on and the requests to hold back; None: none."""
         rows = chunk.requests
         if self._held is not None:
             rows = joined([self._held, rows])

@@ -1,19 +1,17 @@
-"""Live migrations: running requests move to other replicas, and decode while their KV is copied.
+"""Live migrations: running requests move to other replicas, and keep decoding while their KV is copied.
 
     decision  boundary                     boundary            boundary
        |---------|--- copy of full blocks ----|--- copy of rest --|  decodes on the target
     source: decodes ..........................| stopped           |
     target:        slot and blocks reserved   | more blocks       |
 
-The source is asked for the state of the sequence at the end of an iteration (`Replica.at_boundary`). Then the
-target reserves a slot and blocks in its next plan, as for any sequence whose KV another engine has, and the
-full blocks are copied. What was written meanwhile is the next stage, the blocks of which are reserved at
-once, and so on, until a stage is short enough for the sequence to stop. It keeps slot and blocks on the
-source until the last byte has arrived.
-
-A migration ends without effect, and the request stays where it is, for the reasons of
-`sim.records.run.Outcome`. Blocks are copied whole or, in the last stage, as far as they are filled. A
-copy does not slow iterations down: Llumnix's authors measured at most 1 %.
+The state of the sequence on the source is read at the end of an iteration (`Replica.at_boundary`). The target
+then reserves a slot and blocks in its next plan, as for any sequence whose KV is in another engine, and the
+full blocks are copied. Tokens written meanwhile form the next stage, whose blocks are reserved at once, and
+so on, until a stage is short enough for the sequence to stop. It keeps slot and blocks on the source until
+the last byte has arrived. A migration ends without effect, and the request stays on the source, for the
+reasons in `sim.records.run.Outcome`. Blocks are copied whole or, in the last stage, as far as they are
+filled. A copy does not slow iterations down: Llumnix's authors measured at most 1 %.
 """
 
 from __future__ import annotations
@@ -45,8 +43,9 @@ from sim.transfer.kv_transfers import kv_copy
 from sim.transfer.network import Flow, Interconnect
 
 BEFORE_COMMITS = -1
-"""Phase of the decisions: before all other events of their time, so that every replica is in a step or idle
-then, whether it leaps or steps."""
+"""Phase of the decisions: before all other events of their time, when every replica is in a step or idle,
+whether it leaps or steps.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +58,7 @@ class LiveMigration:
     admission: int
     began_s: float
     is_reserved: Moment
-    """Happens when the target has reserved slot and blocks."""
+    """The event that the target has reserved slot and blocks."""
     stage: int = 0
     num_copied: int = 0
     """Tokens with KV on the target."""
@@ -113,13 +112,13 @@ class LiveMigrations(GatewayAttachment):
         replica.attach(side)
 
     def all_records(self) -> tuple[MigrationRecord, ...]:
-        """Returns the records of the migrations that have ended, also of requests that have not resumed."""
+        """Returns the records of ended migrations, including requests that have not resumed yet."""
         return (*self._records, *self._moved.values())
 
     # Decisions.
 
     def _decide_in_turn(self) -> ProcessGenerator:
-        """Decides at the interval of the policy, for as long as requests remain."""
+        """Decides at the policy's interval while requests remain."""
         while (interval_s := checked_interval_s(self._policy)) is not None:
             yield self._clock.at(self._clock.now + interval_s, BEFORE_COMMITS)
             if not self._requests_remain():
@@ -127,7 +126,7 @@ class LiveMigrations(GatewayAttachment):
             self._decide()
 
     def _decide(self) -> None:
-        """Begins the migrations that the policy asks for."""
+        """Begins the migrations chosen by the policy."""
         fleet, now = self._gateway.fleet, self._clock.now
         members = [member for member in fleet.members if member.state in (State.serving, State.draining)]
         replicas = [self._load(member, now) for member in members]
@@ -152,7 +151,10 @@ class LiveMigrations(GatewayAttachment):
     # Stages.
 
     def _migrate(self, migration: LiveMigration) -> ProcessGenerator:
-        """Copies a sequence stage by stage, and then lets the target continue it, unless it is given up."""
+        """Copies a sequence stage by stage.
+
+        The target then continues it, unless the migration is given up.
+        """
         while not migration.has_stopped:
             boundary = Moment(self._clock, None)
             migration.source.at_boundary(boundary.happen)
@@ -179,8 +181,8 @@ class LiveMigrations(GatewayAttachment):
     def _begin_stage(self, migration: LiveMigration) -> tuple[int, int] | None:
         """Begins the next stage, at the end of an iteration of the source.
 
-        Returns the known tokens of the sequence, and those with KV on the target after the stage; None: the
-        migration is given up.
+        Returns the known tokens of the sequence, and its tokens with KV on the target after the stage; None
+        if the migration is given up.
         """
         request_id, core = migration.request.request_id, migration.source.core
         seq = core.find(request_id)
@@ -223,13 +225,13 @@ class LiveMigrations(GatewayAttachment):
             self._give_up(migration, Outcome.no_room)
 
     def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
-        """Starts the first copy of a sequence for which a plan of the target has reserved slot and blocks."""
+        """Starts the first copy of a sequence for which the target's plan has reserved slot and blocks."""
         self._in_progress[request_id].is_reserved.happen()
 
     def refused(self, request_id: int, now: float) -> None:
-        """Gives a migration up, just after the plan that had no slot or no blocks for it.
+        """Gives a migration up just after the plan that had no slot or blocks for it.
 
-        Other replicas may have planned at the same time, or not yet, so that time would be too early.
+        At the time of the plan it would be too early, because other replicas may still have to plan.
         """
         migration = self._in_progress.get(request_id)
         if migration is not None:
@@ -243,7 +245,7 @@ class LiveMigrations(GatewayAttachment):
     def _extend(self, migration: LiveMigration, num_known: int, num_tokens: int) -> bool:
         """Reserves the blocks of a later stage, also during an iteration of the target.
 
-        Returns false if the target has no room; the migration is given up then.
+        Returns False if the target has no room; the migration is then given up.
         """
         request_id, target = migration.request.request_id, migration.target
         core, step, num_due_blocks = target.core, target.step, 0
@@ -256,7 +258,7 @@ class LiveMigrations(GatewayAttachment):
         return False
 
     def _send(self, migration: LiveMigration, num_tokens: int) -> float:
-        """Begins the copy of the first num_tokens tokens, apart from those that the target has.
+        """Begins the copy of the first num_tokens tokens, except those that the target already has.
 
         Returns the number of bytes.
         """
@@ -272,7 +274,7 @@ class LiveMigrations(GatewayAttachment):
         return copy.num_bytes
 
     def _finish(self, migration: LiveMigration) -> None:
-        """Lets the target continue a sequence all KV of which it has, and frees it on the source."""
+        """Makes the target continue a sequence whose KV is complete there; frees it on the source."""
         migration.is_over = True
         request, source, target = migration.request, migration.source, migration.target
         request_id = request.request_id
@@ -296,7 +298,7 @@ class LiveMigrations(GatewayAttachment):
         self._pool_counts.released(migration.source)
 
     def resumed(self, request_id: int, now: float) -> None:
-        """Completes the record of a migration, as an iteration with the request begins on the target."""
+        """Completes the record of a migration when an iteration with the request begins on the target."""
         self._records.append(self._moved.pop(request_id)._replace(resumed_s=now))
 
     # Ends without effect.
@@ -369,10 +371,9 @@ class LiveMigrations(GatewayAttachment):
 def _has_room(core: EngineCore, request_id: int, num_computed: int, num_due_blocks: int) -> bool:
     """Returns whether there are blocks for num_computed tokens of a sequence that loads (tier="live").
 
-    They are checked at once, also while a plan is in flight, and taken between that plan and the next one,
-    before which no other sequence takes blocks.
-
-    num_due_blocks: free blocks that iterations of the plan in flight will take, up to the next commit.
+    The check is immediate, even while a plan is in flight; the blocks are taken between that plan and the
+    next one, before any other sequence takes blocks. num_due_blocks: free blocks that the plan in flight will
+    take up to the next commit.
     """
     seq, pool = core.loading[request_id], core.block_pool
     needed = pool.blocks_to_grow(seq, seq.stored_computed, num_computed)
@@ -380,10 +381,10 @@ def _has_room(core: EngineCore, request_id: int, num_computed: int, num_due_bloc
 
 
 def _extend_load(core: EngineCore, request_id: int, num_known: int, num_computed: int) -> None:
-    """Takes the blocks for which there was room, between commit and plan, unless the sequence has left.
+    """Takes the checked blocks between commit and plan, unless the sequence has left.
 
-    num_known, num_computed: its tokens in the other engine; num_computed of them have KV that is copied or
-    being copied.
+    num_known, num_computed: its tokens in the other engine; the KV of num_computed tokens is copied or being
+    copied.
     """
     seq, pool = core.loading.get(request_id), core.block_pool
     if seq is None:

@@ -1,4 +1,4 @@
-"""The state of a replica for migration policies, as of the iteration that is running."""
+"""The state of a replica for migration policies, as of the running iteration."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sim.engine.replica import Replica
 class LoadView:
     """The `ReplicaLoad` of a replica at time now, before any event of that time.
 
-    A leap that is running is read as the iteration in it that is running, so that the values are those of
-    single steps. What a policy does not ask for is not computed.
+    During a leap the values are those of the current iteration, equal to single steps. Values that a policy
+    does not read are not computed.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class LoadView:
 
     @cached_property
     def num_free_kv_tokens(self) -> int:
-        """Number of tokens for which KV memory is free."""
+        """Free KV memory in tokens."""
         pool, num_grown = self._core.block_pool, 0
         if self._num_ended:
             assert self._step is not None
@@ -58,20 +58,20 @@ class LoadView:
 
     @cached_property
     def num_waiting_tokens(self) -> int:
-        """Number of tokens for which the sequences in the queue need KV memory."""
+        """KV memory needed by the queued sequences, in tokens."""
         pool = self._core.block_pool
         return sum(pool.blocks_for(seq.num_known) for seq in self._core.waiting) * pool.block_size
 
     @property
     def num_first_waiting_tokens(self) -> int:
-        """Number of tokens for which the first sequence in the queue needs KV memory."""
+        """KV memory needed by the first queued sequence, in tokens."""
         pool = self._core.block_pool
         first = next(iter(self._core.waiting), None)
         return 0 if first is None else pool.blocks_for(first.num_known) * pool.block_size
 
     @property
     def smallest_priority(self) -> int | None:
-        """Smallest priority of its requests; None: it has none."""
+        """Smallest priority of its requests; None: it has no requests."""
         priorities = (seq.request.priority for seq in self._core.unfinished)
         return min(priorities, default=None)
 

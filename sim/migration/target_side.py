@@ -16,11 +16,11 @@ class MigrationControl(KvSource, Protocol):
     """The interface of `sim.migration.live_migrations.LiveMigrations` that the receiving side calls."""
 
     def refused(self, request_id: int, now: float) -> None:
-        """Notes that a plan of the replica had no slot or no blocks for a request that moves there."""
+        """Records that a plan of the replica had no slot or blocks for a request that moves there."""
         ...
 
     def resumed(self, request_id: int, now: float) -> None:
-        """Notes that an iteration with a request that has moved begins."""
+        """Records that an iteration with a moved request begins."""
         ...
 
 

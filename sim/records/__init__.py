@@ -1,1 +1,1 @@
-"""Records what a run did as columns: requests, iterations, gaps and events."""
+"""Records of a run as columns: requests, iterations, gaps and events."""

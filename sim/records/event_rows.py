@@ -1,4 +1,4 @@
-"""Rows of the event log: events of sequences, columns, the table of all replicas, and waits of requests."""
+"""Rows of the event log: events of sequences, columns, the table of all replicas, and waiting times."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from sim.records.mapped_buffers import MappedBuffers
 from sim.records.table import Table, joined
 
 WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "adapter", "load")
-"""Causes of a wait. frontend: the request has not reached the engine yet; load: its KV is being copied from
-another tier, or its adapter is being loaded; the others: `policies.core.plan.Cause`."""
+"""Waiting causes. frontend: the request has not reached the engine yet; load: its KV is being copied from
+another tier, or its adapter is being loaded; for the others see `policies.core.plan.Cause`.
+"""
 WAIT_COLUMNS = tuple(f"wait_{cause}_s" for cause in WAITS)
 _COLUMNS_OF_WAITS = ["replica", "request_id", *WAIT_COLUMNS]
 TIERS = ("", "gpu", "host", "disk", "remote", "mirror", "live")
 
 
 class Event(IntEnum):
-    """Kinds of events. Comments define `tokens` and `of_tokens`, which are 0 if not mentioned."""
+    """Kinds of events. The comments define `tokens` and `of_tokens`, which are 0 unless mentioned."""
 
     arrive = 0  # tokens: prompt tokens
     first_token = 1
@@ -62,7 +63,7 @@ ROW = np.dtype(
 )
 _ADMIT_NAMES = ("time_s", "request_id", "tokens", "of_tokens", *WAIT_COLUMNS[:2])
 ADMIT_ROW = np.dtype([(name, ROW[name]) for name in _ADMIT_NAMES])
-"""An admission by the first plan that included the request, which has waited for that plan only."""
+"""An admission by the first plan that included the request, which has waited only for that plan."""
 NO_WAIT: Final = (0.0,) * len(WAITS)
 _PACK: Final = Struct(f"=dqbbiiiq{len(WAITS)}d").pack
 _PACK_ADMIT: Final = Struct("=dqiidd").pack
@@ -138,7 +139,7 @@ class EventRows:
         for name in ADMIT_ROW.names or ():
             columns[name][is_admit] = admits[name]
         for name in ROW.names or ():
-            if others[name].any():  # else the memory of the column is not touched
+            if others[name].any():  # otherwise the memory of the column stays untouched
                 columns[name][places] = others[name]
 
 
@@ -155,7 +156,7 @@ def logged_events(logs: list[EventRows]) -> Table:
 
 
 def joined_events(logs: Sequence[EventRows]) -> Table:
-    """Returns what `logged_events` does, at the cost of one log. The rows of the logs are dropped."""
+    """Returns the same as `logged_events`, at the cost of one log. The rows of the logs are dropped."""
     whole, sizes = EventRows(), [len(log) for log in logs]
     for log in logs:
         whole.extend(log)
@@ -169,7 +170,7 @@ def waits_by_request(events: Table, request_ids: NDArray[np.int64]) -> dict[str,
     is_of_request = ids_of_events >= 0
     ids = ids_of_events[is_of_request]
     places = request_ids
-    if size > 4 * len(request_ids) and np.isin(ids, request_ids).all():  # those of a shard: ids far apart
+    if size > 4 * len(request_ids) and np.isin(ids, request_ids).all():  # a shard's ids have large gaps
         ids, places, size = np.searchsorted(request_ids, ids), np.arange(len(request_ids)), len(request_ids)
     found: dict[str, NDArray[np.float64]] = {}
     for name in WAIT_COLUMNS:
@@ -182,26 +183,26 @@ def waits_by_request(events: Table, request_ids: NDArray[np.int64]) -> dict[str,
 
 
 class PendingWaits:
-    """The events with a wait of the requests whose rows have not been taken.
+    """The events with a waiting time, for requests whose rows have not been taken.
 
-    The waits are kept one by one and not as sums, because `waits_by_request` adds them replica by replica,
-    and the last bit of a sum depends on the order.
+    The waiting times are kept one by one instead of as sums, because `waits_by_request` adds them replica by
+    replica, and the last bit of a sum depends on the order.
     """
 
     def __init__(self) -> None:
         self._waits: list[Table] = []
 
     def add(self, events: Table) -> None:
-        """Adds the waits of events, which follow those of earlier calls in time on each replica."""
+        """Adds the waiting times of events, which on each replica are later than those of earlier calls."""
         waits = events[_COLUMNS_OF_WAITS]
         is_wait: NDArray[np.bool_] = np.any([waits[name] for name in WAIT_COLUMNS], axis=0)
         is_wait &= events["request_id"] >= 0
         self._waits.append(waits[is_wait])
 
     def take(self, request_ids: NDArray[np.int64], end: int) -> dict[str, NDArray[np.float64]]:
-        """Returns the seconds that requests waited, by column of `WAIT_COLUMNS`, and drops those below `end`.
+        """Returns the seconds that requests waited, by column of `WAIT_COLUMNS`, and drops ids below `end`.
 
-        request_ids: those below `end` that have arrived, ascending.
+        request_ids: arrived requests with ids below `end`, ascending.
         """
         waits = joined(self._waits)
         is_taken = waits["request_id"] < end

@@ -1,4 +1,4 @@
-"""The event log of a replica: events of sequences, with the causes of their waits.
+"""The event log of a replica: events of sequences, with the causes of their waiting times.
 
 A wait begins with the arrival or a preemption of a sequence, and ends when it is scheduled or ends. It is
 split by cause, in seconds:
@@ -8,8 +8,8 @@ split by cause, in seconds:
                                    preempted |-- slot, ..., adapter --|--- load ---|
 
 Between two plans, all sequences in the queue wait for the cause that the first of the two plans reports
-(`Cause`). So one clock per cause is enough: a wait is the difference of two readings, whatever the length of
-the queue. A period with one cause is added once, however many plans it has: leaping and stepping give
+(`Cause`). One clock per cause is therefore enough: a wait is the difference of two readings, for any queue
+length. A period with one cause is added once, for any number of plans: leaping and stepping give
 bit-identical sums.
 """
 
@@ -27,9 +27,9 @@ from sim.records.event_rows import NO_WAIT, TIERS, Event, EventRows
 class EventLog:
     """The events of one replica, logged as they happen.
 
-    frontend_s: seconds from the arrival of a request until it reaches the engine, unless frontend_times has
-    them by its id, of which they are taken. after: the log of the engine that crashed before, which is
-    continued.
+    frontend_s: seconds from the arrival of a request until it reaches the engine, unless its id is in
+    frontend_times, from which they are then taken. after: the log of the crashed engine that this one
+    continues.
     """
 
     def __init__(
@@ -41,19 +41,23 @@ class EventLog:
         self._frontend_s, self._frontend_times = frontend_s, frontend_times
         self.rows: EventRows = EventRows() if after is None else after.rows
         self.new: list[Sequence] = []  # in the engine, included in no plan yet
-        self._adopted_s: dict[int, float] = {}  # by request id: time at which another replica sent it
+        self._adopted_s: dict[int, float] = {}  # time at which another replica sent it, by request id
         self._waits: dict[int, _Wait] = {}  # by request id, after the first plan
         self.paused: dict[int, Sequence] = {}  # as of the latest plan
-        self._num_lost = 0  # preemptions of steps without work that are logged already
+        self._num_lost = 0  # already logged preemptions of steps without work
         # The clocks of the causes: that of `cause` runs since `_since_s`, the others are stopped.
         self._total_s = [0.0] * len(Cause)
-        self.cause: Cause | None = None  # of the wait of the queue, as of the latest plan
+        self.cause: Cause | None = None  # the queue's waiting cause, as of the latest plan
         self._since_s = 0.0
         self.is_quiet = True
-        """Whether no sequence waits for its first plan, the queue waits for nothing, and none is paused."""
+        """Whether no sequence waits for its first plan, the queue has no waiting cause, and none is paused.
+        """
 
     def continued(self) -> EventLog:
-        """Returns a log without rows that goes on from the present state; this one is not continued then."""
+        """Returns a log without rows that continues from the current state.
+
+        This one must not be used further.
+        """
         made = EventLog(self._frontend_s, self._frontend_times)
         made.new, made._waits = self.new.copy(), self._waits.copy()
         made._adopted_s, made.paused, made._num_lost = self._adopted_s, self.paused, self._num_lost
@@ -62,7 +66,7 @@ class EventLog:
         return made
 
     def cut(self) -> EventRows:
-        """Returns all rows so far; this log goes on without them."""
+        """Returns all rows so far, and removes them from this log."""
         taken, self.rows = self.rows, EventRows()
         return taken
 
@@ -74,19 +78,22 @@ class EventLog:
             self._adopted_s[seq.request_id] = sent_s
 
     def hand_over(self, seq: Sequence, now: float) -> None:
-        """Logs that a sequence stops here, as another replica continues it after a transfer of its KV."""
+        """Logs that a sequence stops here because another replica continues it after a KV transfer."""
         self.rows.add(Event.hand_over, now, seq.request_id, seq.num_computed, seq.num_known)
 
     def take_back(self, seq: Sequence, now: float) -> None:
-        """Logs that a sequence that was handed over goes on here, as the other replica had no room for it."""
+        """Logs that a transferred sequence continues here because the other replica had no room for it."""
         self._log(Event.unpause, seq, now)
 
     def has_live(self, request_id: int, since_s: float) -> None:
-        """Notes that a sequence has all its KV here; it waits since another replica stopped decoding it."""
+        """Records that a sequence has all its KV here.
+
+        Its wait began when another replica stopped decoding it.
+        """
         self._waits[request_id] = _Wait(since_s, None, is_adopted=True)
 
     def withdraw_live(self, request_id: int) -> None:
-        """Forgets a sequence that another replica goes on decoding."""
+        """Removes a sequence that another replica continues to decode."""
         self._waits.pop(request_id, None)
 
     def planned(self, core: EngineCore, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
@@ -116,7 +123,7 @@ class EventLog:
             just_lost = preempted[self._num_lost :]
             for seq in plan.admitted:
                 if seq.request_id in self._waits and (seq.state in ACTIVE_STATES or seq in just_lost):
-                    self._admit(seq, now)  # else logged already, or preempted without any work
+                    self._admit(seq, now)  # otherwise already logged, or preempted without any work
         if preempted or self._num_lost:
             for seq in preempted[self._num_lost :]:
                 self._preempt(seq, now)
@@ -155,7 +162,7 @@ class EventLog:
     def left_unseen(
         self, request: Request, now: float, *, is_lost: bool = False, sent_s: float | None = None
     ) -> None:
-        """Logs the end of a request that no plan has included, or that has not reached the engine.
+        """Logs the end of a request that no plan has included or that has not reached the engine.
 
         sent_s: time at which another replica sent it, or None.
         """
@@ -170,7 +177,7 @@ class EventLog:
         self.rows.add(event, now, request.request_id, 0, request.prompt.num_tokens, waited_s)
 
     def _taken_s(self, request_id: int) -> float:
-        """Returns the seconds of a request in the front end; they are forgotten."""
+        """Returns and removes the seconds of a request in the front end."""
         if self._frontend_times is None:
             return self._frontend_s
         return self._frontend_times.pop(request_id, self._frontend_s)
@@ -178,7 +185,7 @@ class EventLog:
     def _begin_waits(self, now: float, at_once: bool) -> None:
         """Begins the waits of sequences that arrived since the latest plan, or logs their admission.
 
-        at_once: sequences that hold KV were admitted by this plan, which has preempted no sequence.
+        at_once: sequences with KV were admitted by this plan, which has preempted no sequence.
         """
         reading = None
         for seq in self.new:
@@ -228,7 +235,7 @@ class EventLog:
         elif wait.reading is None:  # preempted by the first step after its load
             waited_s = self._split(wait, now)
             self._waits[seq.request_id] = _Wait(now, self._read(now), is_first=wait.is_first)
-        # else it is preempted by the step that has admitted it
+        # otherwise it is preempted by the step that admitted it
         tokens = (num_swapped or seq.num_lost, seq.num_known)
         self.rows.add(event, now, seq.request_id, *tokens, waited_s, by=by)
 
@@ -239,7 +246,7 @@ class EventLog:
             tier = TIERS.index(transfer.target)
             self.rows.add(Event.store, now, -1, transfer.num_tokens, tier=tier)
             return
-        if transfer.source == "live":  # it does not wait: another replica goes on decoding it
+        if transfer.source == "live":  # it does not wait: another replica continues to decode it
             self.withdraw_live(seq.request_id)
             return
         wait = self._waits[seq.request_id]
@@ -252,7 +259,7 @@ class EventLog:
         )
 
     def _await_adapter(self, seq: Sequence, now: float) -> None:
-        """Logs that a sequence has a slot and waits for its adapter, unless that is logged already."""
+        """Logs that a sequence has a slot and waits for its adapter, unless that is already logged."""
         wait = self._waits[seq.request_id]
         if wait.reading is not None:
             waited_s = self._split(wait, now)
@@ -279,7 +286,7 @@ class EventLog:
         if paused.keys() == self.paused.keys():
             return
         for request_id, seq in self.paused.items():
-            if request_id not in paused and seq.slot is not None:  # else it was preempted, or has ended
+            if request_id not in paused and seq.slot is not None:  # otherwise it was preempted, or has ended
                 self._log(Event.unpause, seq, now)
         for request_id, seq in paused.items():
             if request_id not in self.paused:
@@ -290,8 +297,8 @@ class EventLog:
 class _Wait:
     """A wait in progress: its start, and the readings of the clocks of the causes at its start.
 
-    reading None: its KV is being loaded. is_first: no plan has scheduled the request here before.
-    is_adopted: another replica has computed a part of it.
+    reading None: its KV is being loaded. is_first: no plan has scheduled the request here yet. is_adopted:
+    another replica has computed a part of it.
     """
 
     __slots__ = ("frontend_s", "is_adopted", "is_first", "is_swapped", "iteration_s", "reading", "start_s")

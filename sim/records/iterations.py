@@ -1,7 +1,7 @@
 """The log of iterations and of gaps between tokens: packed rows, one log per replica.
 
-A leap is one row of the log. `expanded` converts the rows to one row per iteration, with the same result
-whether the run leapt or stepped.
+A leap is one row of the log. `expanded` converts the rows to one row per iteration, with the same result for
+leaps and steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROW = np.dtype(
         ("clock", "u4"),  # clock of the decode set
         ("num_iterations", "u4"),
         ("num_apart", "u4"),  # decoding sequences to which emitted_s does not apply: add_gap logs their gaps
-        ("num_widening", "u4"),  # decoding sequences the context of which grows by a token per iteration
+        ("num_widening", "u4"),  # decoding sequences whose context grows by a token per iteration
         ("decode_seqs", "u4"),
         ("running", "u4"),
         ("kv_blocks_used", "u4"),
@@ -80,7 +80,7 @@ _PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
 
 
 class Step(Protocol):
-    """Iterations of one plan that have ended, with the attributes that the log reads.
+    """Completed iterations of one plan, with the attributes that the log reads.
 
     shape: the shape of the first iteration, if the plan has prompt chunks.
     """
@@ -142,14 +142,14 @@ class IterationLog:
         self._gaps = array("d")  # request id, start, end
 
     def cut(self) -> Self:
-        """Returns a log with all rows so far; this one goes on without them."""
+        """Returns a log with all rows so far, and removes them from this one."""
         taken = type(self)(self.replica, self.block_size, self.serves_adapters, self._speculates)
         taken._take(self)
         self._begin(self.next_iteration)
         return taken
 
     def _take(self, other: Self) -> None:
-        """Takes over the rows of another log, which must begin anew before it is used again."""
+        """Takes over the rows of another log, which must be reset before it is used again."""
         self.first_iteration = other.first_iteration
         self._rows, self._ends_s, self._blocks_due = other._rows, other._ends_s, other._blocks_due
         self._queues, self._chunks, self._adapters = other._queues, other._chunks, other._adapters
@@ -161,7 +161,7 @@ class IterationLog:
         self._gaps += other._gaps
 
     def more_dtypes(self) -> dict[str, str]:
-        """Returns the dtypes of further columns of the table, by name."""
+        """Returns the dtypes of additional columns of the table, by name."""
         names = (*(ADAPTER_COLUMNS if self.serves_adapters else ()), *(DRAFT_COLUMNS if self.drafts else ()))
         return dict.fromkeys(names, "i8")
 
@@ -225,7 +225,7 @@ class IterationLog:
         self._queues += pack_queue(num_waiting, len(plan.preempted), plan.waits_for is Cause.memory)
 
     def _add_chunks(self, step: Step, core: EngineCore, num_held: Num, num_blocks_used: int) -> None:
-        """Logs prompt chunks, one row per iteration, as their counts are not linear in the iteration.
+        """Logs prompt chunks, one row per iteration, because their counts are not linear in the iteration.
 
         num_held: KV tokens held, without those of the chunks.
         """
@@ -274,7 +274,7 @@ class IterationLog:
     def expand(self, columns: dict[str, NDArray[Any]], gaps: Gaps) -> int:
         """Fills columns of zeros with one value per iteration, and writes the gaps; returns their number.
 
-        The log is dropped, as it is as large as the table.
+        The log is dropped, because it is as large as the table.
         """
         rows, ends_s = self._buffers.take(self._rows, ROW), self._buffers.take(self._ends_s, np.float64)
         num = rows["num_iterations"].astype(np.int64)
@@ -317,7 +317,7 @@ class IterationLog:
         num: NDArray[np.int64],
         first: NDArray[np.int64],
     ) -> None:
-        """Adds to each iteration of a leap the blocks that were allocated since its first iteration."""
+        """Adds the blocks allocated since the first iteration of a leap to each of its iterations."""
         leaps = np.flatnonzero((num > 1) & (rows["more"] & CHUNKS == 0))
         due_by_leap = self._buffers.take(self._blocks_due, np.uint32).reshape(-1, self.block_size)
         size = num[leaps]

@@ -1,7 +1,7 @@
 """Buffers of a log that move to memory maps, so that their memory is returned when the log is dropped.
 
 Logs grow at the same time as millions of small objects. The heap cannot return their memory when they are
-dropped, as other objects lie after it. So the buffers are emptied into memory maps from time to time.
+dropped, because other objects lie after it. The buffers are therefore emptied into memory maps periodically.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NUM_BYTES: Final = 1 << 16
 class MappedBuffers:
     """Memory maps with the contents of buffers, in the order of writing; the owner keeps writing to these.
 
-    limit: size of the first buffer, in bytes, at which `move` is due. It grows with the moved bytes, so that
-    a long run has few maps, too. num_moved: bytes of the first buffer that are in maps.
+    limit: size of the first buffer, in bytes, at which `move` is due. It grows with the moved bytes, so a
+    long run also has few maps. num_moved: bytes of the first buffer that are in maps.
     """
 
     def __init__(self, *buffers: bytearray) -> None:
@@ -29,7 +29,7 @@ class MappedBuffers:
         self.num_moved = 0
         self._buffers = buffers
         self._places = {id(buffer): place for place, buffer in enumerate(buffers)}
-        self._maps: list[tuple[mmap, list[int]]] = []  # with the borders of the buffers in it
+        self._maps: list[tuple[mmap, list[int]]] = []  # each with the borders of the buffers in it
 
     def move(self) -> None:
         """Moves the contents of the buffers to a new map, unless the process has too many maps."""

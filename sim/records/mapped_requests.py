@@ -1,8 +1,8 @@
-"""A log of requests whose memory is returned while the run goes on.
+"""A log of requests whose memory is returned during the run.
 
-Rows stay at the index of the request id, as all parts of a simulation find them there. Each column is a
-memory map that reserves addresses for more ids than a run can have, and memory only for the pages that are
-written. The pages of rows that have been taken are returned to the system.
+Rows stay at the index of the request id, where all parts of a simulation find them. Each column is a memory
+map that reserves addresses for more ids than a run can have, but memory only for written pages. The pages of
+taken rows are returned to the system.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sim.records.table import Table
 MAX_ROWS: Final = 1 << 33
 """Rows for which addresses are reserved, unless the system allows fewer."""
 _NO_RESERVE: Final = 0x4000
-"""MAP_NORESERVE of Linux, which Python 3.11 does not name: the system need not have the memory."""
+"""Linux's MAP_NORESERVE, which Python 3.11 does not define: the memory need not be available."""
 _FLAGS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 _OPENED_ROWS: Final = 1024
 
 
 class MappedRequestLog(RequestLog):
-    """A log from which the rows of ended requests are taken, group after group.
+    """A log from which the rows of ended requests are taken group by group.
 
     A group is `group_rows` requests with consecutive ids; see `sim.records.run`.
     """
@@ -91,7 +91,10 @@ class MappedRequestLog(RequestLog):
         return float(arrival_s.min(initial=np.inf, where=has_arrived))
 
     def _drop(self, first: int, end: int) -> None:
-        """Returns the memory of rows; of a page, when all its rows have been dropped."""
+        """Returns the memory of rows to the system.
+
+        A page is returned when all its rows have been dropped.
+        """
         for request_id in [request_id for request_id in self.reason if request_id < end]:
             del self.reason[request_id]
         for made in self._maps:

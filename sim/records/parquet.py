@@ -1,4 +1,4 @@
-"""Tables as Parquet and Arrow, and back: as pandas would write them, but without it."""
+"""Conversion of tables to and from Parquet and Arrow: as written by pandas, but without pandas."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sim.records.table import AnyTable, Table, column
 
 
 def arrow_table(table: AnyTable) -> pa.Table:
-    """Returns a table of Arrow; NaN becomes null, as pandas writes it, and a column of objects texts."""
+    """Returns an Arrow table; NaN becomes null, as in pandas, and object columns become text."""
     names = [str(name) for name in table]
     return pa.Table.from_arrays([_arrow_column(column(table, name)) for name in names], names=names)
 
 
 def of_arrow(table: pa.Table) -> Table:
-    """Returns the table of which `arrow_table` has made one of Arrow."""
+    """Returns the table for an Arrow table made by `arrow_table`."""
     return Table(
         {name: values.to_numpy() for name, values in zip(table.column_names, table.columns, strict=True)}
     )
@@ -34,7 +34,7 @@ def parquet_bytes(table: AnyTable, compression: str) -> bytes:
 
 
 def _arrow_column(values: Any) -> Any:
-    """Returns a column as an array of Arrow, made of its memory: `pyarrow.array` would load pandas."""
+    """Returns a column as an Arrow array over the same memory; `pyarrow.array` would load pandas."""
     kind, validity = values.dtype.kind, None
     if kind == "O":
         texts = [text.encode() for text in values.tolist()]

@@ -1,8 +1,8 @@
 """The phases of a request, in order: waiting, loading, prefill, decode, paused, preempted.
 
-Prefill and decode of an attempt that a crash or a timeout has undone are one phase, "in vain". Phases are
-derived from the rows of the request in `sim.records.run`. A phase of length 0 is left out, unless it
-is a wait.
+Prefill and decode of an attempt that was lost to a crash or a timeout are one phase, "in vain". Phases are
+derived from the rows of the request in `sim.records.run`. A phase of length 0 is omitted, unless it is a
+wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sim.records.table import AnyTable, column
 QUEUED = ("waiting", "preempted")
 """Phases in which a request is in the queue."""
 
-# The phase of a request after an event. Other events do not change it.
+# The phase of a request after an event; other events do not change the phase.
 _PHASE_AFTER = {
     "arrive": "waiting",
     "load": "loading",
@@ -47,8 +47,8 @@ _PHASE_AFTER = {
 class RequestPhase:
     """One phase of a request, from start_s to end_s, in seconds.
 
-    waited_s: seconds by cause, for a phase in the queue or of loading. began, ended: the events at its ends,
-    as rows with the columns of `events_table`; ended is None if the run ended first.
+    waited_s: seconds by cause, for a queue or loading phase. began, ended: the events at its ends, as rows
+    with the columns of `events_table`; ended is None if the run ended first.
     """
 
     name: str

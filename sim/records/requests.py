@@ -1,4 +1,4 @@
-"""The log of requests: one row per request, in plain columns that are written during the simulation."""
+"""The log of requests: one row per request, in plain columns written during the simulation."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ EMPTY_ROW: Final[Mapping[str, object]] = {
     "kv_transfer_s": NAN,
     "samples": 1,
 }
-"""Columns of the log, with their value in the row of a request that has not arrived; status: unfinished."""
+"""Columns of the log, with their initial values before a request arrives; status: unfinished."""
 _OTHERS: Final = (
     *("reason", "_tenants", "_models", "lost_kv", "held_back", "failed_attempts"),
     *("num_lost_first_tokens", "num_crash_tokens", "num_resends", "num_resumed", "num_recomputed_tokens"),
 )
 """Other attributes of the log."""
 REASON_BYTES: Final = 100
-"""Memory of an entry in `reason`, about."""
+"""Approximate memory of an entry in `reason`."""
 
 
 class RequestLog:
     """One row per request, at the index of its id; ids count from 0 in the order of creation."""
 
     def __init__(self) -> None:
-        self.has_arrived: Any = bytearray()  # columns of subclasses are of other kinds
+        self.has_arrived: Any = bytearray()  # columns of subclasses have other types
         self.session_id = array("q")  # -1: none
         self.tenant = array("i")  # index in _tenants
         self.model = array("i")  # index in _models
@@ -84,21 +84,21 @@ class RequestLog:
         self.attempts = array("i")  # number of times that it was sent to a replica
         self.lost_tokens = array("q")
         self.gateway_s = array("d")  # seconds held by the gateway, or between an attempt and its retry
-        self.prefill_replica = array("i")  # replica of the prefill if another one decodes, else -1
+        self.prefill_replica = array("i")  # prefill replica if another one decodes, else -1
         self.kv_transfer_s = array("d")  # duration of the KV transfer from the prefill replica
         self.kv_transfer_bytes = array("d")
         self.tries = array("i")  # number of times that its client sent it
         self.num_lost_first_tokens = 0
-        self.num_crash_tokens = 0  # of the lost tokens, those lost in crashes
+        self.num_crash_tokens = 0  # the lost tokens that were lost in crashes
         self.num_resends = 0
         self.num_resumed = 0  # resends that continued after the streamed tokens
-        self.num_recomputed_tokens = 0  # tokens recomputed because a crash has lost their KV
+        self.num_recomputed_tokens = 0  # tokens recomputed because their KV was lost in a crash
         self.lost_kv: dict[int, int] = {}  # by request id, until it is scheduled again: lost tokens
-        self.held_back: set[int] = set()  # ids of requests the latest token of which is emitted with the KV
+        self.held_back: set[int] = set()  # ids of requests whose latest token is emitted with the KV
         self.failed_attempts: Counter[str] = Counter()
 
     def schedule(self, seq: Sequence, now: float) -> None:
-        """Records that a request is scheduled, perhaps for the first time."""
+        """Records that a request is scheduled, possibly for the first time."""
         request_id = seq.request_id
         if isnan(self.scheduled_s[request_id]):
             self.scheduled_s[request_id] = now
@@ -165,7 +165,7 @@ class RequestLog:
         self.output_tokens[request_id] = self.longest_tokens[request_id] = 1
 
     def next_token(self, request_id: int, now: float) -> float:
-        """Records a later token of such a request; returns the time of the token before it, s."""
+        """Records a later token of such a request; returns the time of the previous token, s."""
         since_s = self.last_token_s[request_id]
         self.last_token_s[request_id] = now
         self.output_tokens[request_id] += 1
@@ -252,15 +252,15 @@ class RequestLog:
         self.longest_tokens[request_id] = num_longest - num_unseen
 
     def table(self) -> Table:
-        """Returns one row per request, by request id; times in seconds, NaN for what did not happen.
+        """Returns one row per request, by request id; times in seconds, NaN for events that did not occur.
 
         samples: number of samples (n of the API). output_tokens: sum over the samples; longest_tokens: the
         longest sample. tries: number of times that its client sent it; attempts: number of times that it was
         sent to a replica; lost_tokens: output tokens before a crash or a timeout, in none of the other
         columns. wait_gateway_s: held by the gateway, or between an attempt and its retry. prefill_replica:
         the replica of the prefill if another one decodes, else -1; kv_transfer_s, kv_transfer_bytes: the KV
-        transfer, from slot and blocks to the last byte. The log is dropped column by column, as both together
-        would need twice the memory.
+        transfer, from slot and blocks to the last byte. The log is dropped column by column, because both
+        together would need twice the memory.
         """
 
         def dropped(values: array[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The records of a run, whole or in chunks: requests, iterations, engines, pools, links, events."""
+"""The records of a run, complete or in chunks: requests, iterations, engines, pools, links, events."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class FailureKind(Enum):
     """The kind of a failure of a replica."""
 
     crash = "crash"
-    """Its process or machine fails, with the loss of all KV; it serves again after duration_s."""
+    """Its process or machine fails and loses all KV; it serves again after duration_s."""
     straggler = "straggler"
     """Its iterations take `factor` times as long: a hot or throttled GPU."""
     link_down = "link_down"
-    """Its link is lost; it continues the requests that it has."""
+    """Its link is lost; it continues its current requests."""
     link_slow = "link_slow"
     """Its transfers take `factor` times as long."""
     host_out_of_memory = "host_out_of_memory"
@@ -49,17 +49,17 @@ class Failure(NamedTuple):
 
 
 class Outcome(IntEnum):
-    """The end of a migration; all but the first leave the request where it was."""
+    """The outcome of a migration; all except the first leave the request where it was."""
 
     moved = 0
     no_room = 1  # the other replica had no slot or no blocks
     preempted = 2  # the request was preempted while its KV was copied
     ended = 3  # the request ended, or its client aborted it
-    too_long = 4  # after the last allowed stage, more KV was left than may be copied in a last stage
+    too_long = 4  # after the last allowed stage, too much KV was left for a final stage
 
 
 class MigrationRecord(NamedTuple):
-    """One migration. Times in seconds; NaN for what did not happen."""
+    """One migration. Times in seconds; NaN for events that did not occur."""
 
     request_id: int
     source: int
@@ -79,7 +79,7 @@ class MigrationRecord(NamedTuple):
 
 
 class Overload(NamedTuple):
-    """The evidence on which an overloaded run was stopped early."""
+    """The evidence for stopping an overloaded run early."""
 
     at_s: float
     since_s: float
@@ -94,7 +94,7 @@ class Overload(NamedTuple):
 
 
 class MissedSlo(NamedTuple):
-    """The evidence on which a run was stopped early because its SLO was out of reach."""
+    """The evidence for stopping a run early because its SLO was out of reach."""
 
     at_s: float
     missed: int
@@ -105,7 +105,7 @@ class MissedSlo(NamedTuple):
 
 
 class EngineRecord(NamedTuple):
-    """Figures of one engine; a replica has a new engine after each crash."""
+    """Metrics of one engine; a replica has a new engine after each crash."""
 
     pinned_token_s: float
     num_evicted: int
@@ -116,7 +116,7 @@ class EngineRecord(NamedTuple):
 
     @classmethod
     def of(cls, core: EngineCore, end_s: float) -> EngineRecord:
-        """Returns the figures of an engine at end_s, in seconds."""
+        """Returns the metrics of an engine at end_s (in seconds)."""
         pool, residents = core.block_pool, core.residents
         unfilled = None if pool.unfilled is None else np.array(pool.unfilled, np.int64).reshape(-1, 3)
         counts = None if residents is None else residents.counts
@@ -141,7 +141,7 @@ class ReplicaRecord(NamedTuple):
     start_s: float
     end_s: float
     ready_s: float | None = 0.0
-    """Time from which on it accepted requests; None: it never did."""
+    """Time at which it began to accept requests; None: never."""
     drain_s: float | None = None
     """Time at which it was drained; None: never."""
     down: tuple[tuple[float, float], ...] = ()
@@ -178,8 +178,8 @@ def replicas_throughout(num_replicas: int, end_s: float) -> tuple[ReplicaRecord,
 class RunRecords:
     """All records of a run, from which every metric is computed.
 
-    Tables are `Table`s, or frames of pandas where these were asked for (`in_pandas`) or read from files.
-    requests: see `RequestLog.table`.
+    Tables are `Table`s, or pandas frames if requested (`in_pandas`) or read from files. requests: see
+    `RequestLog.table`.
     iterations: one row per iteration, by (replica, iteration); start_s and duration_s in seconds, the fields
       of IterationShape, sequences running and waiting after the plan, KV blocks and tokens held at the end of
       the iteration, sequences preempted by the plan.
@@ -187,16 +187,15 @@ class RunRecords:
     unfilled: if KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]: replica, first iteration,
       iteration after the last, unused token slots; else None.
     interrupted: whether the run was stopped by Ctrl-C at end_s.
-    overload, missed: the evidence with which the run was stopped early at end_s; None: it was not.
-    events: see `sim.records.event_rows.logged_events`.
-    own_gaps: the gaps between two tokens of a request that are not those of consecutive iterations with
-      decodes of one replica: request_id, replica, since_s, end_s. For the others see `token_times`.
+    overload, missed: the evidence for stopping the run early at end_s; None: it was not stopped. events: see
+    `sim.records.event_rows.logged_events`.
+    own_gaps: the gaps between two tokens of a request that are not between consecutive decode iterations of
+    one replica: request_id, replica, since_s, end_s. For the others see `token_times`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: cached KV blocks that were evicted, over all replicas.
-    num_discarded_tokens: tokens that engines with asynchronous scheduling computed behind stop tokens.
-    num_lost_first_tokens: first tokens of attempts that were undone, which the rows of requests do not count.
-    num_crash_tokens: the lost output tokens that were lost in crashes.
-    failures: the failures that happened.
+    num_discarded_tokens: tokens that engines with asynchronous scheduling computed after stop tokens.
+    num_lost_first_tokens: first tokens of lost attempts, which the rows of requests do not count.
+    num_crash_tokens: output tokens lost in crashes. failures: the failures that occurred.
     num_resends: number of times that the gateway resent a request.
     failed_attempts: number of client attempts that were refused, timed out or lost, by reason.
     recovery: the recovery of requests after crashes.
@@ -235,7 +234,7 @@ class RunRecords:
     speculation: SpeculationRecord | None = None
 
     def in_pandas(self) -> RunRecords:
-        """Returns the records with frames of pandas for tables, for people and what calculates with them."""
+        """Returns the records with pandas frames for tables, for users and their calculations."""
         speculation = self.speculation
         if speculation is not None:
             speculation = replace(
@@ -259,7 +258,7 @@ class RunRecords:
 
     @property
     def num_replicas(self) -> int:
-        """Number of replicas of the run, with those that have gone."""
+        """Number of replicas of the run, including stopped ones."""
         return len(self.replicas)
 
     @property
@@ -271,41 +270,38 @@ class RunRecords:
 GROUP_ROWS: Final = 1 << 16
 """Requests of a group: group k has the ids from k * GROUP_ROWS to (k + 1) * GROUP_ROWS - 1.
 
-The rows of a group are handed on together, when all its requests have ended, so that the parts of the table
-of requests do not depend on the moments at which a run was cut.
+The rows of a group are passed on together when all its requests have ended, so the parts of the requests
+table do not depend on the times at which a run was divided.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordChunk:
-    """The records of a run since the chunk before, or all of them; the chunks together are `RunRecords`.
+    """The records of a run since the previous chunk, or all of them; all chunks together are `RunRecords`.
 
-    The tables and arrays have the columns and dtypes of the same fields of `RunRecords`, and hold every row
-    in exactly one chunk. Which rows a chunk has depends on the moments at which the run was cut, so figures
-    must not depend on it.
+    The tables and arrays have the columns and dtypes of the same fields of `RunRecords`, and every row is in
+    exactly one chunk. The rows of a chunk depend on the times at which the run was divided, so metrics must
+    not depend on them.
 
-    requests: the complete groups (see `GROUP_ROWS`) since the chunk before, by request id; ids ascend from
-      chunk to chunk. The last chunk has the rest, also the requests that have not ended.
+    requests: the complete groups (see `GROUP_ROWS`) since the previous chunk, by request id; ids ascend from
+    chunk to chunk. The last chunk has the rest, including the unfinished requests.
     iterations: by (replica, iteration), of all replicas; the first iteration of a replica follows the last
-      one of the chunks before. The steps that run at the time of the cut are in a later chunk, so an
-      iteration may have ended before until_s and come later.
+    one of earlier chunks. Steps that run at the time of the division are in a later chunk, so an iteration
+    that ended before until_s may be in a later chunk.
     gap_s, gap_count, gap_end_s: the gaps of these iterations and of `own_gaps`, in any order.
-    own_gaps, events, bursts: what was logged since the chunk before. The rows of a request are in the chunk
+    own_gaps, events, bursts: rows logged since the previous chunk. The rows of a request are in the chunk
       of its row of `requests` or in earlier ones. bursts: None if no replica speculates.
     unfilled: as `RunRecords.unfilled`. The range of iterations of a row may begin in earlier chunks; its last
       iteration is in this chunk or an earlier one.
-    unfilled_since: for each replica, the first iteration with which rows of `unfilled` of later chunks may
-      begin, [R]; None: it is not known, or no KV is reserved ahead.
-    pool_by_replica: as `RunRecords.pool_by_replica`, for the replicas that the run has had so far.
-    until_s: the last end of a request before the cut, s; the run does not end before it.
-    later_since_s: earliest time at which a request of a later chunk may have got a token, s; -inf: it is not
-      known.
-    iterations_since_s: earliest time at which an iteration of a later chunk may begin, s; -inf: it is not
-      known.
-    own_s: latencies of `requests` that only the workload knows and the SLO limits, by name, s: see
-      `sim.metrics.workload.OwnLatencies`.
-    end: None, but in the last chunk: the records of the whole run with tables without rows, for all other
-      fields. `end.speculation.acceptance` is that of the whole run.
+    unfilled_since: for each replica, the earliest first iteration of `unfilled` rows in later chunks, [R];
+    None: unknown, or no KV is reserved ahead. pool_by_replica: as `RunRecords.pool_by_replica`, for the
+    replicas of the run so far. until_s: the last end of a request before the division, s; the run does not
+    end before it. later_since_s: earliest time at which a request of a later chunk may have got a token, s;
+    -inf: unknown. iterations_since_s: earliest time at which an iteration of a later chunk may begin, s;
+    -inf: unknown. own_s: latencies of `requests` that the SLO limits and only the workload can compute, by
+    name, s: see `sim.metrics.workload.OwnLatencies`. end: in the last chunk, the records of the whole run
+    with tables without rows, for all other fields; otherwise None. `end.speculation.acceptance` is that of
+    the whole run.
     """
 
     requests: AnyTable
@@ -327,7 +323,7 @@ class RecordChunk:
 
     @classmethod
     def of(cls, records: RunRecords, *, ends: bool = True) -> RecordChunk:
-        """Returns all records as one chunk. ends: whether the run ends with it; that of a shard does not."""
+        """Returns all records as one chunk. ends: whether the run ends with it; False for a shard."""
         return cls(
             requests=records.requests,
             iterations=records.iterations,
@@ -399,9 +395,9 @@ def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
 
 
 def joined_iterations(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
-    """Returns what `expanded` does, the gaps in another order. The logs are dropped.
+    """Returns the same as `expanded`, with the gaps in a different order. The logs are dropped.
 
-    All logs are expanded at once: a thousand small ones cost a thousand times less.
+    All logs are expanded at once, which makes a thousand small logs a thousand times cheaper.
     """
     kinds = {(log.block_size, log.serves_adapters, log.drafts is None) for log in logs}
     if len(kinds) != 1 or logs[0].drafts is not None:  # the passes of each refer to its own iterations

@@ -1,8 +1,8 @@
 """Tables of the records of a run: columns of equal length, as numpy arrays.
 
-Our tables can do little, and spell it as pandas does, so that what reads a table reads either (`AnyTable`):
-the records of a run, which are ours, and frames of pandas, as measured runs, notebooks and tests have them.
-A run need not load pandas unless it is asked for a frame.
+These tables have a small subset of pandas' interface, so code that reads tables accepts both (`AnyTable`):
+the records of a run, which are such tables, and pandas frames from measured runs, notebooks and tests. A run
+loads pandas only if a frame is requested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AnyTable(Protocol):
-    """A table of ours or a frame of pandas: what both can do. A column is read with `column`."""
+    """The common interface of these tables and pandas frames. A column is read with `column`."""
 
     @overload
     def __getitem__(self, key: str, /) -> Any: ...
@@ -46,7 +46,7 @@ class AnyTable(Protocol):
         ...
 
     def assign(self, **columns: Any) -> Self:
-        """Returns the table with further columns, or others of the same names."""
+        """Returns the table with added or replaced columns."""
         ...
 
     def take(self, indices: Any, /) -> Self:
@@ -55,7 +55,10 @@ class AnyTable(Protocol):
 
 
 class Table:
-    """Columns of equal length by name; texts are arrays of objects. Raises ValueError for unequal lengths."""
+    """Columns of equal length by name; text columns are object arrays.
+
+    Raises ValueError for unequal lengths.
+    """
 
     __slots__ = ("_columns",)
 
@@ -92,7 +95,7 @@ class Table:
         return len(next(iter(self._columns.values()), ()))
 
     def assign(self, **columns: NDArray[Any]) -> Table:
-        """Returns the table with further columns, or others of the same names."""
+        """Returns the table with added or replaced columns."""
         return Table({**self._columns, **columns})
 
     def take(self, indices: NDArray[np.int64], /) -> Table:
@@ -100,19 +103,19 @@ class Table:
         return Table({name: values[indices] for name, values in self._columns.items()})
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the table as a frame of pandas, which is loaded for it; the columns are not copied."""
+        """Returns the table as a pandas frame (loads pandas); the columns are not copied."""
         import pandas as pd  # noqa: PLC0415 (half a second of a command that needs no frame)
 
         return pd.DataFrame(self._columns, copy=False)
 
 
 def column(table: AnyTable, name: str, dtype: DTypeLike | None = None) -> NDArray[Any]:
-    """Returns a column as an array, of another type if one is given."""
+    """Returns a column as an array, converted if a dtype is given."""
     return np.asarray(table[name], dtype)
 
 
 def to_pandas(table: AnyTable) -> pd.DataFrame:
-    """Returns a table as a frame of pandas, which it may be already."""
+    """Returns a table as a pandas frame; a frame is returned unchanged."""
     frame: pd.DataFrame = table.to_pandas() if isinstance(table, Table) else table  # type: ignore[assignment]
     return frame
 
@@ -120,7 +123,7 @@ def to_pandas(table: AnyTable) -> pd.DataFrame:
 def joined(tables: Sequence[AnyTable]) -> Table:
     """Returns the rows of all tables, one after the other.
 
-    A column that only some tables have is that of engines with a feature; it is 0 for the others.
+    A column that only some tables have belongs to engines with a feature; it is 0 for the others.
     """
     names = dict.fromkeys(str(name) for table in tables for name in table)
     return Table({name: _joined_column(tables, name) for name in names})
@@ -134,7 +137,7 @@ def _joined_column(tables: Sequence[AnyTable], name: str) -> NDArray[Any]:
 
 
 def places_of(ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the place of each wanted id in `ids`, which are all different; -1: it is not there."""
+    """Returns the position of each wanted id in `ids`, which are unique; -1: not found."""
     order = np.argsort(ids, kind="stable")
     if not len(order):
         return np.full(len(wanted), -1)
@@ -151,5 +154,5 @@ class Gaps(NamedTuple):
     gap_end_s: NDArray[np.float64]
 
     def part(self, first: int, end: int) -> Gaps:
-        """Returns the gaps from `first` to end - 1, in the same memory."""
+        """Returns the gaps from `first` to end - 1, as a view."""
         return Gaps(self.gap_s[first:end], self.gap_count[first:end], self.gap_end_s[first:end])

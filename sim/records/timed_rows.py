@@ -1,7 +1,7 @@
-"""The tables of iterations and gaps in intervals of simulated time, for runs that write them as they go on.
+"""The tables of iterations and gaps in intervals of simulated time, for runs that stream them.
 
-The rows of an interval are handed on together and in an order of their own, so that they do not depend on the
-moments at which a run was cut, nor on how it was divided.
+The rows of an interval are passed on together and in a fixed order, so they do not depend on how and when a
+run was divided.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SORTED_BY: Final = {
 }
 """The tables, and the columns by which the rows of an interval are sorted."""
 REPLICA_SECONDS: Final = 4096.0
-"""Simulated seconds of all replicas together in an interval: some 400,000 iterations of 10 ms."""
+"""Simulated seconds of all replicas in total per interval: about 400,000 iterations of 10 ms."""
 
 
 T = TypeVar("T", bound=AnyTable)
@@ -53,7 +53,7 @@ class TimedRows:
         self._held: dict[str, list[tuple[AnyTable, NDArray[np.int64]]]] = {name: [] for name in SORTED_BY}
 
     def add(self, chunk: RecordChunk, *, is_last: bool = False) -> Iterator[Interval]:
-        """Yields the intervals that are complete with a chunk, in order for each table.
+        """Yields the intervals completed by a chunk, in order for each table.
 
         is_last: whether no chunk follows. An iteration, and a burst with it, belongs to the interval in which
         it begins, a gap to that in which it ends.
@@ -81,7 +81,7 @@ def _intervals(name: str, rows: AnyTable, number: NDArray[np.int64]) -> Iterator
 
 
 def in_order(name: str, rows: T) -> T:
-    """Returns the rows of an interval in their order. Rows that are equal in its columns are equal."""
+    """Returns the rows of an interval in their order. Rows with equal sort columns are equal."""
     columns = [column(rows, one) for one in reversed(SORTED_BY[name])]
     return rows.take(np.lexsort(columns))
 

@@ -1,7 +1,7 @@
 """Plots of plotly.js as plain data, without plotly's Python classes, and their colours and axes.
 
-Plotly's classes check and copy every value, which takes as long as a short run, and so does their import. The
-JSON here is what they would write; `Chart.figure` creates a plotly figure, for notebooks and images.
+Plotly's classes check and copy every value, which takes as long as a short run; so does their import. The
+JSON here equals theirs; `Chart.figure` creates a plotly figure, for notebooks and images.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ def styled(figure: go.Figure, *, height_px: int, **layout: Any) -> go.Figure:
 def log_axis(values: Iterable[float], *, max_labels: int = 13) -> dict[str, Any]:
     """Returns the settings of a logarithmic axis of these values, with ticks at 50, 100, 200, 500.
 
-    If there were more than max_labels of them, only powers of ten have ticks. Limits that are drawn belong to
-    the values.
+    With more than max_labels of them, only powers of ten have ticks. The values must include drawn limits.
     """
     positive = [value for value in map(float, values) if 0 < value < math.inf]
     decades = math.log10(max(positive) / min(positive)) * 1.1 if positive else 0.0
@@ -88,7 +87,7 @@ _TYPES = {"int8": "i1", "int16": "i2", "int32": "i4", "float32": "f4", "float64"
 """Array types that plotly.js reads from base64 -> its names for them."""
 
 _ESCAPED = {"<": r"\u003c", ">": r"\u003e", "/": r"\u002f"}
-"""Characters that are escaped in a script, so that no text in it looks like the end of the script."""
+"""Characters escaped in a script, so that no text in it looks like the end of the script."""
 
 _DIV = (
     '<div style="height:{height}px; width:100%;">                            <div id="{id}" '

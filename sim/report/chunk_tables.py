@@ -1,10 +1,10 @@
-"""Tables that are written while a run goes on, each as a folder of Parquet files.
+"""Tables that are written during a run, each as a folder of Parquet files.
 
-A Parquet file cannot be read before its end is written, so a table of one file would be lost with a run that
-is killed. A folder of whole files can be read at any time: pandas, Polars, DuckDB and Spark read a folder
-`requests.parquet` as one table. It also needs no second copy on the disk, as joining the files at the end
-would. Each file of requests.parquet has the requests of one group (see `sim.records.run`), so that its
-bytes depend on the run only, and not on the moments at which the run was cut.
+A Parquet file cannot be read before its end is written, so a single-file table would be lost if the run is
+killed. A folder of complete files can be read at any time: pandas, Polars, DuckDB and Spark read a folder
+`requests.parquet` as one table. It also needs no second copy on disk, unlike joining the files at the end.
+Each file of requests.parquet has the requests of one group (see `sim.records.run`), so its bytes depend only
+on the run, not on the times at which it was divided.
 
 Exact percentiles are computed from the rows of the requests on the disk. One column is read at a time, 8
 bytes per request, so that 10^8 requests take 0.8 GB.
@@ -34,11 +34,11 @@ from sim.report.run_files import BURSTS, GAPS, saved_records
 
 REQUESTS, SERIES, REPLICAS = "requests.parquet", "series.parquet", "replicas.parquet"
 EARLIER: Final = ("requests", "iterations", "gaps", "itl", "bursts", "events")
-"""Tables of a run that is not streamed, or is, of which some would remain beside those of another run."""
+"""All tables of streamed and unstreamed runs, which would otherwise remain next to those of a new run."""
 REQUEST_BYTES: Final = 120
-"""Bytes of a request in requests.parquet, at most about: 82 to 93 with chat traffic."""
+"""Approximate maximum bytes per request in requests.parquet: 82 to 93 with chat traffic."""
 ITERATIONS_BYTES: Final = 500
-"""Bytes of the iterations and gaps of a request, about: 395 with 16 iterations per request."""
+"""Approximate bytes of iterations and gaps per request: 395 with 16 iterations per request."""
 
 
 class TableFolder:
@@ -49,7 +49,7 @@ class TableFolder:
         self._num_files = 0
 
     def add(self, rows: AnyTable) -> None:
-        """Writes the next file, which is there as a whole or not at all. Raises OSError."""
+        """Writes the next file, completely or not at all. Raises OSError."""
         self._path.mkdir(parents=True, exist_ok=True)
         write_whole(self._path / f"part-{self._num_files:06}.parquet", table_bytes(rows))
         self._num_files += 1
@@ -63,9 +63,9 @@ class TableFolder:
 class ChunkTables:
     """The tables of a run that streams its records.
 
-    width_s: length of the intervals of which the iterations and gaps are written, see
-    `sim.records.timed_rows`; None: they are not. The tables of an earlier run in the folder are removed.
-    Methods raise OSError.
+    width_s: length of the intervals in which the iterations and gaps are written, see
+    `sim.records.timed_rows`; None: they are not written. The tables of an earlier run in the folder are
+    removed. Methods raise OSError.
     """
 
     def __init__(self, folder: Path, *, width_s: float | None, group_rows: int = GROUP_ROWS) -> None:
@@ -78,7 +78,7 @@ class ChunkTables:
         self._others = {name: TableFolder(folder / f"{name}.parquet") for name in SORTED_BY}
 
     def add(self, chunk: RecordChunk) -> None:
-        """Writes what a chunk has. Its requests have `request_metrics`."""
+        """Writes the rows of a chunk. Its requests have `request_metrics`."""
         group = column(chunk.requests, "request_id") // self._group_rows
         borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
         for first, end in pairwise(borders):
@@ -89,7 +89,7 @@ class ChunkTables:
                 self.add_interval(name, rows)
 
     def add_group(self, requests: AnyTable) -> None:
-        """Writes the rows of a group of requests, which comes after those before."""
+        """Writes the rows of the next group of requests."""
         self._requests.add(requests)
 
     def add_interval(self, name: str, rows: AnyTable) -> None:
@@ -97,7 +97,7 @@ class ChunkTables:
         self._others[name].add(rows)
 
     def finish(self, end: RunRecords, sums: RunSums) -> None:
-        """Writes the tables of the whole run, and those that have no rows.
+        """Writes the tables of the whole run, and the tables without rows.
 
         end: the records, with tables without rows. sums: of the whole run.
         """
@@ -116,7 +116,7 @@ class ChunkTables:
 
 
 def check_free_space(folder: Path, num_requests: int, *, iterations: bool) -> None:
-    """Raises ValueError if the tables of so many requests would not fit on the disk."""
+    """Raises ValueError if the tables of this many requests would not fit on disk."""
     needed = num_requests * (REQUEST_BYTES + (ITERATIONS_BYTES if iterations else 0))
     place = folder.absolute()
     while not place.exists():
@@ -136,8 +136,8 @@ LATENCIES = ("ttft", "tpot", "e2e", "queue")
 def add_exact_percentiles(summary: dict[str, Any], requests: Path) -> None:
     """Replaces the estimated percentiles of `LATENCIES` and of the speed of users by exact ones.
 
-    summary: of a run that streams. requests: the folder of its requests. Those of ITL, of
-    classes and of what clients see stay estimates, because the folder has no gaps.
+    summary: of a streaming run. requests: the folder of its requests. Percentiles of ITL, of classes and of
+    the client view stay estimates, because the folder has no gaps.
     """
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
     table = pyarrow.dataset.dataset(requests, format="parquet")

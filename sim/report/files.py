@@ -1,4 +1,4 @@
-"""Writes files, each whole or not at all: tables as Parquet, summaries as JSON, configs as YAML.
+"""Writes files atomically: tables as Parquet, summaries as JSON, configs as YAML.
 
 A file gets its name only when it is complete, even if the process is killed.
 """
@@ -93,7 +93,7 @@ def config_digest(config: Mapping[str, Any]) -> str:
 
 
 def config_yaml(config: Mapping[str, Any]) -> str:
-    """Returns the config as YAML that OmegaConf reads, ten times as fast as OmegaConf's own dump.
+    """Returns the config as YAML that OmegaConf reads, ten times faster than OmegaConf's own dump.
 
     The runs of a sweep share most of their settings, so the text of each root key is cached.
     """
@@ -122,7 +122,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
     """Dumper that quotes text which OmegaConf would read as a number (1e6, which is text in YAML 1.1)."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Returns true, so that a list in two places is written twice instead of as an alias."""
+        """Returns True, so a list in two places is written twice instead of as an alias."""
         return True
 
 

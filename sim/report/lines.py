@@ -1,8 +1,8 @@
-"""Lines of text on a run, for the terminal and the report.
+"""Lines of text about a run, for the terminal and the report.
 
-They are on the validity of its figures (overload, warm-up, confidence intervals, thinned fleets), on
-failures, retries and scaling, on what clients and tasks of agents see, and on caches, preemptions, waits,
-pipelines, transfers, migrations and speculation.
+They cover the validity of its metrics (overload, warm-up, confidence intervals, thinned fleets), failures,
+retries and scaling, the view of clients and agent tasks, and caches, preemptions, waiting times, pipelines,
+transfers, migrations and speculation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sim.report.wording import CLASS_LATENCIES, LATENCIES, WAITS, plural
 
 
 def caveats(summary: dict[str, Any]) -> list[str]:
-    """Returns the sentences above the figures: overload, warm-up, then `wording.caveats`."""
+    """Returns the sentences above the metrics: overload, warm-up, then `wording.caveats`."""
     found = []
     if summary.get("overload"):
         found.append(_overload(summary["overload"]))
@@ -39,7 +39,7 @@ def caveats(summary: dict[str, Any]) -> list[str]:
 
 
 def interval_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines: the error of estimated percentiles, intervals from this run alone, those that lack.
+    """Returns lines on the error of estimated percentiles, intervals from this run, and missing intervals.
 
     A thinned fleet has the intervals of the whole fleet instead.
     """
@@ -80,11 +80,11 @@ _INTERVALS = (
     ("throughput", "requests_per_s", "requests/s"),
     ("goodput", "share", "SLO attainment"),
 )
-"""Section and key of each figure in the summary, and its label."""
+"""Section and key of each metric in the summary, and its label."""
 
 
 def _bounds(one: dict[str, Any], value: float, is_share: bool) -> str:
-    """Returns the bounds of an interval relative to its figure, with the digits that they support."""
+    """Returns the bounds of an interval relative to its metric, with significant digits."""
     if is_share and value in (0, 1):
         return _one_sided(one, value)
     up, down = one["high"] - value, value - one["low"]
@@ -97,7 +97,7 @@ def _bounds(one: dict[str, Any], value: float, is_share: bool) -> str:
 
 
 def _one_sided(one: dict[str, Any], value: float) -> str:
-    """Returns the bound of a share of 0 or 1, rounded outwards to enough digits to differ from the share."""
+    """Returns the bound of a share of 0 or 1, rounded outwards so that it differs from the share."""
     beyond = 100 * (value - one["low"] if value else one["high"])
     digits = max(1, -math.floor(math.log10(beyond))) if beyond else 1
     # The tolerance keeps a bound of exactly 3 %, up to rounding errors, from being rounded up.
@@ -138,7 +138,7 @@ def _warm_up(found: dict[str, Any]) -> str:
 
 
 def thinned_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on the figures of the whole fleet; none if all of it was simulated."""
+    """Returns lines on the metrics of the whole fleet; none if all of it was simulated."""
     found = summary.get("thinned")
     if not found:
         return []
@@ -172,7 +172,7 @@ def thinned_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _between(figure: dict[str, float | None], factor: float = 1.0) -> str:
-    """Returns a figure, times a factor, with its bounds: with the digits that they support."""
+    """Returns a metric times a factor, with its bounds and significant digits."""
     value, low, high = (figure[key] for key in ("value", "low", "high"))
     if value is None or low is None or high is None:
         bounds = ("unknown" if bound is None else number(factor * bound) for bound in (low, high))
@@ -183,7 +183,7 @@ def _between(figure: dict[str, float | None], factor: float = 1.0) -> str:
 
 
 def fleet_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on failures, retries and scaling, where there are any."""
+    """Returns lines on failures, retries and scaling, if there are any."""
     return [line for line in (_failures(summary), _retries(summary), _scaling(summary)) if line]
 
 
@@ -250,7 +250,7 @@ def _scaling(summary: dict[str, Any]) -> str:
 
 
 def traffic_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on time to publish, reading and whole tasks; none if the workload does not know them.
+    """Returns lines on time to publish, reading and complete tasks; none if the workload lacks them.
 
     Those of the parts of a mix begin with the name of the part.
     """
@@ -311,7 +311,7 @@ GIVEN_UP = {
 }
 """Texts of the outcomes of migrations without effect."""
 MAX_PLACES = 8
-"""Places of which the rates are printed; the table of acceptance has all."""
+"""Number of places whose rates are printed; the table of acceptance has all."""
 
 
 def pressure_lines(summary: dict[str, Any]) -> list[str]:
@@ -380,7 +380,7 @@ def migration_line(summary: dict[str, Any]) -> str:
 
 
 def speculation_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on acceptance and on what was in vain; none without speculation."""
+    """Returns lines on acceptance and wasted work; none without speculation."""
     use = summary.get("speculation")
     if not use:
         return []

@@ -11,7 +11,7 @@ MISSING = "–"
 
 
 def amount_of_kv(num_tokens: int, num_bytes: float) -> str:
-    """Returns an amount of KV in GB, or in tokens if its bytes are not known."""
+    """Returns an amount of KV in GB, or in tokens if its bytes are unknown."""
     return f"{number(num_bytes / 1e9)} GB" if num_bytes else f"{num_tokens:,} tokens"
 
 
@@ -40,7 +40,7 @@ def count(value: int | None) -> str:
 
 
 class Supported(NamedTuple):
-    """A figure and the bounds of its interval as texts, with the digits that the interval supports."""
+    """A metric and the bounds of its interval as text, with the digits supported by the interval."""
 
     mean: str
     low: str
@@ -51,7 +51,7 @@ class Supported(NamedTuple):
 def decimals_of(half_width: float) -> int:
     """Returns the decimals that an interval of a half width supports; negative: 10, 100, ... is the unit.
 
-    It is those down to the first digit of the half width, and one more if that digit is 1 or 2: 35.2 ± 3.9
+    Decimals go down to the first digit of the half width, plus one more if that digit is 1 or 2: 35.2 ± 3.9
     is 35 ± 4, 35.2 ± 1.23 is 35.2 ± 1.2 and 1,234 ± 265 is 1,230 ± 270.
     """
     exponent = math.floor(math.log10(half_width))
@@ -61,17 +61,17 @@ def decimals_of(half_width: float) -> int:
 
 
 def rounded(value: float, decimals: int) -> str:
-    """Returns a number with so many decimals, or rounded to tens, hundreds, ... if they are negative."""
+    """Returns a number with this many decimals, or rounded to tens, hundreds, ... if negative."""
     shown = round(value, decimals)
     return f"{shown + 0.0:,.{max(decimals, 0)}f}"  # + 0.0: no -0
 
 
 def supported(interval: Interval, factor: float = 1.0) -> Supported | None:
-    """Returns a figure with its interval, times `factor`, rounded alike; None without an interval.
+    """Returns a metric with its interval, times `factor`, consistently rounded; None without an interval.
 
     Every table and sentence with an interval is rounded here. There are at most the digits of `number`, or
-    two of the half width, as the search or the seeds do not support more. A bound that is much further away
-    than the other one is rounded by its own distance: a factor of 75 is one of 0.5 to 11,000.
+    two of the half width, because the search or the seeds do not support more. If one bound is much further
+    away than the other, it is rounded by its own distance, as for a factor of 75 with bounds 0.5 and 11,000.
     """
     if math.isnan(interval.mean) or math.isnan(interval.low) or interval.is_exact:
         return None
@@ -86,7 +86,7 @@ def supported(interval: Interval, factor: float = 1.0) -> Supported | None:
         mean_, low_, high_, half_ = (rounded(value, decimals) for value in (mean, low, high, half_width))
         return Supported(mean_, low_, high_, half_)
     nearer = of_low = decimals_of(max(mean - low, 0.1 * low))
-    while not rounded(low, of_low).strip("0.,"):  # a factor of 22 to 400 is not one of 0 to 400
+    while not rounded(low, of_low).strip("0.,"):  # bounds 22 and 400 must not become 0 and 400
         of_low += 1
     return Supported(
         rounded(mean, nearer), rounded(low, of_low), rounded(high, decimals), rounded(half_width, decimals)
@@ -114,7 +114,7 @@ def half_text(interval: Interval, factor: float = 1.0) -> str:
 
 
 def mean_text(interval: Interval, factor: float = 1.0) -> str:
-    """Returns the mean of an interval times `factor` with the digits that the interval supports."""
+    """Returns the mean of an interval times `factor`, with the digits supported by the interval."""
     shown = supported(interval, factor)
     if shown is None:
         return MISSING if math.isnan(interval.mean) else number(factor * interval.mean)
@@ -138,7 +138,7 @@ def percent_at_least(share: float | None) -> str:
 
 
 def dollars(value_usd: float | None) -> str:
-    """Returns an amount in US dollars, from $1 on to the cent, below with three digits."""
+    """Returns an amount in US dollars: from $1 rounded to cents, below that with three digits."""
     if value_usd is None:
         return MISSING
     return f"${value_usd:,.2f}" if value_usd >= 1 else f"${value_usd:#.3g}"

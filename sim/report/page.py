@@ -1,4 +1,4 @@
-"""Writes report.html: verdict, headline figures, plots with captions, configuration, glossary."""
+"""Writes report.html: verdict, headline metrics, plots with captions, configuration, glossary."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ DRAFT_GLOSSARY = {
     "mean accepted length": "1 + accepted draft tokens / drafts, as in vLLM",
     "burst": "output tokens of one pass, which come at one time; ITL counts the gap between two bursts",
 }
-"""Terms of pages on runs with speculation."""
+"""Glossary terms for runs with speculation."""
 NOTHING = "Nothing was served in the measured time, so there is nothing to draw."
 
 
@@ -125,7 +125,8 @@ class Section(NamedTuple):
 _BEFORE, _AFTER = map(
     Template, Path(__file__).with_name("page.html").read_text(encoding="utf-8").split("$plotly")
 )
-"""The page before and after 5 MB of code; no name in a run can stand for the place between them."""
+"""The page before and after 5 MB of code, in two parts because any placeholder could occur in a run's names.
+"""
 
 
 def write_report(
@@ -186,7 +187,7 @@ def write_sections(
 
 
 def report_sections(plots: Plots, end: RunRecords, summary: dict[str, Any], slo: Slo | None) -> list[Section]:
-    """Returns the sections of the page from the top; none if nothing was served in the measured time."""
+    """Returns the sections of the page from the top; none if no request was served in the measured time."""
     figures = plots.figures
     if not figures.octaves and not figures.states.num_bins:
         return []
@@ -226,7 +227,7 @@ def _terms(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _own(summary: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Returns the user's own metrics that have a definition."""
+    """Returns the user-defined metrics that have a definition."""
     return ((name, one) for name, one in summary.get("own", {}).items() if one["definition"])
 
 
@@ -265,7 +266,7 @@ def _blocks(summary: dict[str, Any]) -> str:
 
 
 def headline_html(summary: dict[str, Any]) -> str:
-    """Returns the latencies and the blocks of figures as HTML tables without style."""
+    """Returns the latencies and the blocks of metrics as unstyled HTML tables."""
     return f"{_latency_table(summary)}<div style='display:flex;gap:24px'>{_blocks(summary)}</div>"
 
 

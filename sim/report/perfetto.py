@@ -2,8 +2,9 @@
 
 Each replica is a process with its iterations as slices, counters of sequences and KV blocks, and one
 asynchronous slice per request that contains its phases. Times are in microseconds with three decimals. With
-pipeline parallelism each stage has a track with its micro-batches as slices, for the first iterations only,
-as there are many. Size: 40 MB for 10,000 requests of 256 output tokens on one replica, half of it iterations.
+pipeline parallelism each stage has a track with its micro-batches as slices, but only for the first
+iterations because there are many. Size: 40 MB for 10,000 requests of 256 output tokens on one replica; half
+of it is iterations.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from sim.report.files import written_whole
 
 ITERATIONS_TRACK = 1
 DRAFT_ARGS = ("verified_tokens", "accepted_tokens", "kept_tokens")
-"""Columns that a slice of an engine with speculation shows: a pass brings the kept tokens and one more."""
+"""Columns in a slice of an engine with speculation: a pass yields the kept draft tokens and one more."""
 PIPELINE_ITERATIONS = 2000
-"""Iterations of each replica with slices of pipeline stages: 8 stages and 8 micro-batches take 15 kB each."""
+"""Number of iterations per replica with slices of pipeline stages: 8 stages and 8 micro-batches take 15 kB
+each.
+"""
 
 
 def write_timeline(
@@ -41,7 +44,7 @@ def write_timeline(
 ) -> str | None:
     """Writes the timeline of a run; returns a note if it is cut to the first max_num_requests arrivals.
 
-    A cut timeline has no later requests, and iterations until the last of the first requests has ended.
+    A cut timeline has no later requests, and only iterations up to the end of the last included request.
     models: hardware models by pool, for the stages of a pipeline.
     """
     events, iterations = events_table(records), records.iterations
@@ -74,7 +77,7 @@ def trace_events(
     events: AnyTable,
     models: Sequence[IterationModel] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Yields the events of the trace; those of a replica and of a request are in order of time."""
+    """Yields the events of the trace; events of one replica or request are in order of time."""
     for replica in range(records.num_replicas):
         pid = replica + 1  # some viewers treat process 0 as the idle process
         yield _metadata("process_name", pid, 0, f"replica {replica}")
@@ -126,8 +129,8 @@ def _stages(pid: int, rows: AnyTable, model: Roofline | SpeculativeModel) -> Ite
     """Yields one track per pipeline stage with its micro-batches as slices; gaps are bubbles.
 
     A batch in flight is drawn as late as its end allows, one stage right after the other. With drafts, the
-    micro-batches of an iteration are simulated exactly from its start, without regard to the previous
-    iteration, so slices of later stages may extend beyond its end. Drafting after them has no slice.
+    micro-batches of an iteration are simulated exactly from its start, ignoring the previous iteration, so
+    slices of later stages may extend beyond its end. Drafting has no slice.
     """
     assert model.stages is not None
     num_stages = len(model.stages.all)

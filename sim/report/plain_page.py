@@ -49,7 +49,7 @@ $sections
 
 
 Content = str | Sequence[str | go.Figure]
-"""Of a section: HTML, or pieces of HTML and figures in their order."""
+"""The content of a section: HTML, or pieces of HTML and plots in order."""
 
 
 def write_page(path: Path, title: str, introduction: str, sections: Mapping[str, Content]) -> None:
@@ -95,7 +95,7 @@ def listed(lines: Sequence[str]) -> str:
 
 
 def folded(title: str, text: str, state: str = "") -> str:
-    """Returns HTML that shows `text` when its title is clicked. state: "open" shows it from the beginning."""
+    """Returns HTML that shows `text` when its title is clicked. state: "open" shows it initially."""
     return f"<details {state}><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>"
 
 
@@ -109,7 +109,7 @@ def line_with_band(
     factor: float = 1.0,
     legend: bool = True,
 ) -> list[go.Scatter]:
-    """Plots the line of the means and a band between the bounds, which is cut at 0 for positive means.
+    """Plots the line of the means and a band between the bounds, clipped at 0 for positive means.
 
     line: colour and dash of the line. symbols: of the markers. factor: multiplies all values.
     """

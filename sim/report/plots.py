@@ -44,7 +44,7 @@ TERM_COLOURS = {"ttft": ORANGE, "tpot": PURPLE, "e2e": GREEN, "publish": RED, "t
 def slo_attainment(plots: Plots, goodput: Mapping[str, Any], window: Window, slo: Slo) -> Chart:
     """Plots three panels: attainment by limit, by arrival time and by prompt length (in octaves).
 
-    goodput: that of the summary. At least one request must have been measured.
+    goodput: the summary's section. At least one request must have been measured.
     """
     figures = plots.figures
     whole = {ALL: goodput["share"]} | {term.upper(): one for term, one in goodput["term_shares"].items()}
@@ -127,7 +127,7 @@ def latency_cdfs(plots: Plots, slo: Slo | None) -> Chart:
 
 
 def _mark(chart: Chart, panel: int, marked_ms: Times, shown_ms: Times) -> None:
-    """Marks percentiles on a curve, and writes them beside it where there is room."""
+    """Marks percentiles on a curve, and writes them next to it if there is room."""
     if not len(marked_ms):
         return
     marker = {"color": BLUE, "size": 7, "line": {"color": "white", "width": 1}}
@@ -135,7 +135,7 @@ def _mark(chart: Chart, panel: int, marked_ms: Times, shown_ms: Times) -> None:
     chart.add("scatter", panel, x=marked_ms, y=MARKED, mode="markers", marker=marker, hovertemplate=hover)
     positive = shown_ms[shown_ms > 0]
     for q, value_ms in zip(MARKED, marked_ms, strict=True):
-        if not value_ms > 0:  # a logarithmic axis has no place for it
+        if not value_ms > 0:  # a logarithmic axis cannot show it
             continue
         place = math.log(value_ms / positive.min()) / max(math.log(positive.max() / positive.min()), 1e-9)
         anchor = (
@@ -158,7 +158,7 @@ def _mark(chart: Chart, panel: int, marked_ms: Times, shown_ms: Times) -> None:
 def ttft_by_prompt_length(plots: Plots, slo: Slo | None) -> Chart:
     """Plots one point per request, and the median and p99 for each octave of prompt lengths.
 
-    Of many requests a part is drawn, always with the slowest ones.
+    If there are many requests, only a part is drawn, always including the slowest.
     """
     lengths, ttft_s = plots.figures.requests.drawn()
     ttft_ms = 1e3 * ttft_s
@@ -190,8 +190,7 @@ RATES = {
     "requests/s": {"arrivals": ("arrivals", ORANGE), "finished": ("finished", GREEN)},
 }
 """Panels of rates by title: the lines by name, each with its events of `PlotFigures.whole_run` and colour.
-
-Output has its own panel, as input rates are much higher.
+Output has its own panel because input rates are much higher.
 """
 Curves = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
 """Mean and maximum of a state by replica, in each bin."""
@@ -234,7 +233,7 @@ def timeline(plots: Plots, end: RunRecords, window: Window) -> Chart | None:
 
 
 def _curves(plots: Plots, end: RunRecords, starts_s: NDArray[np.float64]) -> Iterator[Curves]:
-    """Yields the curves of each state: of each replica, or of all together if there are many."""
+    """Yields the curves of each state: per replica, or of all replicas if there are many."""
     states, num_replicas = plots.figures.states, end.num_replicas
     # The last interval is shorter if the run ends in it.
     width_s = np.clip(end.end_s - starts_s, 1e-9, states.width_s)
@@ -310,7 +309,7 @@ def time_by_kind(plots: Plots, end: RunRecords, window: Window) -> Chart:
 def iteration_times(plots: Plots) -> Chart:
     """Plots one point per iteration: its duration against the tokens in its batch.
 
-    Of many iterations a part is drawn, always with the longest ones.
+    If there are many iterations, only a part is drawn, always including the longest.
     """
     points = [(x, 1e3 * y) for x, y in (kind.drawn() for kind in plots.figures.iterations.kinds)]
     tokens, duration_ms = (np.concatenate([pair[place] for pair in points]) for place in range(2))
@@ -336,7 +335,10 @@ SPECULATION_CAPTION = (
 
 
 def speculation(plots: Plots, end: RunRecords, window: Window) -> Chart | None:
-    """Plots three panels; None unless draft tokens were verified. end: has the acceptance by place."""
+    """Plots three panels; None unless draft tokens were verified.
+
+    end: records with the acceptance by place.
+    """
     drafts = plots.figures.drafts
     if drafts is None or not drafts.has_passes or end.speculation is None:
         return None

@@ -1,8 +1,8 @@
 """The files in a run's folder. The same config and seed give tables with the same bytes.
 
-Figures need these beside the tables, so that the report can be written again without a simulation:
-itl.parquet: every gap between two tokens (seconds, number of sequences, end), including the gaps of single
-requests that gaps.parquet has.
+In addition to the tables, these files are needed to rewrite the report without a simulation: itl.parquet:
+every gap between two tokens (seconds, number of sequences, end), including the gaps of single requests that
+gaps.parquet has.
 records.json: pools, replicas and the end of the run.
 If replicas speculate, also acceptance.parquet, one row per pool and place of a draft token, and
 bursts.parquet, one row per pass that kept draft tokens.
@@ -27,11 +27,11 @@ from sim.speculation.log import SpeculationRecord
 GAPS, RECORDS = "itl.parquet", "records.json"
 ACCEPTANCE, BURSTS = "acceptance.parquet", "bursts.parquet"
 SPECULATES = "speculates"
-"""Key of records.json for runs with these two tables."""
+"""Key of records.json for runs with the last two tables."""
 
 
 PLOTS = "plots.bin"
-"""The file of the data that the plots of the page show, of a run that streams: `sim.metrics.plots.Plots`."""
+"""The file with the plot data of a streaming run: `sim.metrics.plots.Plots`."""
 
 
 def write_result(
@@ -47,7 +47,7 @@ def write_result(
 ) -> list[str]:
     """Writes the files of a run into `folder`, which is created if necessary; returns notes for the user.
 
-    tables: false for a run that streams, which has written its tables; what its plots show goes to `PLOTS`.
+    tables: False for a streaming run, which has already written its tables; its plot data goes to `PLOTS`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in run_files(result, config, tables=tables):
@@ -120,7 +120,7 @@ def saved_records(records: RunRecords) -> Iterator[tuple[str, bytes]]:
 
 
 def read_records(table: Callable[[str], AnyTable], plain: dict[str, Any]) -> RunRecords:
-    """Returns the records that figures need. table: reads the table of a file name; plain: records.json."""
+    """Returns the records that metrics need. table: reads the table of a file name; plain: records.json."""
     gaps = table(GAPS)
     speculation = None
     if plain.get(SPECULATES):
@@ -140,7 +140,7 @@ def read_records(table: Callable[[str], AnyTable], plain: dict[str, Any]) -> Run
 def read_records_without_rows(table: Callable[[str], AnyTable], plain: dict[str, Any]) -> RunRecords:
     """Returns the records of a run with tables without rows or columns.
 
-    table: reads the table of a file name, that of the acceptance of drafts. plain: records.json.
+    table: reads the acceptance table by its file name. plain: records.json.
     """
     nothing, speculation = np.zeros(0), None
     if plain.get(SPECULATES):

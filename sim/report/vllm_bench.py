@@ -1,9 +1,9 @@
 """Writes a run in the JSON layout of `vllm bench serve --save-result --save-detailed`.
 
 Lists have one element per request, in order of arrival, in seconds; aggregates are in milliseconds. As in
-vLLM, a failed request has no tokens, times of 0 s and an error. generated_texts are empty, as the simulator
-has no text. A run with draft tokens has the keys spec_decode_*; the rates by position are over the whole run.
-Source: vllm/benchmarks/serve.py, `benchmark` and `main`, read in November 2026.
+vLLM, a failed request has no tokens, times of 0 s and an error. generated_texts are empty, because the
+simulator has no text. A run with draft tokens has the keys spec_decode_*; the rates by position are over the
+whole run. Source: vllm/benchmarks/serve.py, `benchmark` and `main`, read in November 2026.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sim.report.files import write_whole
 
 FILE = "vllm_bench.json"
 PERCENTILES = (50, 90, 95, 99)
-"""Percentiles of the aggregates, as vLLM's option --metric-percentiles selects them."""
+"""Percentiles of the aggregates, as selected by vLLM's option --metric-percentiles."""
 DECIMALS = 9
 """Decimal places of times in seconds: nanoseconds."""
 
@@ -103,12 +103,11 @@ def as_vllm_bench(
 
 
 def spec_decode_of(speculation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns vLLM's figures of draft tokens; nothing if no draft token was verified.
+    """Returns vLLM's metrics of draft tokens; empty if no draft token was verified.
 
-    spec_decode_acceptance_rate is in percent. The rates by position are accepted tokens over all drafts, also
-    those that end before the position.
-
-    Example: 10 drafts with 20 tokens, of which 8 and 5 are accepted: 65 %, 2.3 tokens a draft, [0.8, 0.5].
+    spec_decode_acceptance_rate is in percent. The rates by position are accepted tokens divided by all
+    drafts, including shorter ones. Example: 10 drafts with 20 tokens, of which 8 and 5 are accepted: 65 %,
+    2.3 tokens per draft, [0.8, 0.5].
     """
     num_drafts, num_tokens = speculation["drafts"], speculation["draft_tokens"]
     if not num_tokens:
@@ -158,7 +157,7 @@ def _errors(requests: AnyTable, window: Window) -> list[str]:
 
 
 def _peaks(served: Served) -> tuple[float, int]:
-    """Computes the most tokens in one second, from the first request on, and the most concurrent requests."""
+    """Computes the maximum tokens in one second, from the first request on, and the peak concurrency."""
     done = served.done
     if not done.any():
         return 0.0, 0

@@ -46,7 +46,7 @@ WAITS = {
 """Cause of a wait -> its label."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 LEAST_BUSY, LOW_MFU = 0.5, 0.5
-"""Least share of busy time, and largest ratio of MFU to it, for which the difference is explained."""
+"""Minimum busy share, and maximum ratio of MFU to it, for which the difference is explained."""
 CLASS_LATENCIES = ("ttft", "tpot", "e2e")
 """Latencies in the tables of priorities and tenants."""
 
@@ -67,7 +67,7 @@ def verdict(summary: dict[str, Any]) -> str:
 
 
 def caveats(summary: dict[str, Any]) -> list[str]:
-    """Returns the sentences above the figures: trimming, early ends, rejected and unfinished requests."""
+    """Returns the sentences above the metrics: trimming, early ends, rejected and unfinished requests."""
     trimmed, requests = summary["trimmed"], summary["requests"]
     found = []
     if summary["interrupted"]:
@@ -113,7 +113,7 @@ def slo_terms(goodput: dict[str, Any]) -> list[str]:
 
 
 def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns the blocks of headline figures: title -> label -> value with its unit."""
+    """Returns the blocks of headline metrics: title -> label -> value with its unit."""
     throughput, goodput, kv, cost = (summary[key] for key in ("throughput", "goodput", "kv", "cost"))
     batch = summary["iterations"]
     return {
@@ -142,7 +142,7 @@ def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def own_table(summary: dict[str, Any]) -> list[list[str]]:
-    """Returns a heading and one row for each metric of the user's own; nothing without any."""
+    """Returns a heading and one row per user-defined metric; empty if there are none."""
     own = summary.get("own", {})
     rows = [[name.replace("_", " "), _own_value(one["value"]), one["unit"]] for name, one in own.items()]
     return [["own metric", "value", "unit"], *rows] if rows else []
@@ -155,7 +155,7 @@ def _own_value(value: Any) -> str:
 
 
 def energy(summary: dict[str, Any]) -> dict[str, str]:
-    """Returns the energy figures: label -> value with its unit; empty if the summary has none."""
+    """Returns the energy metrics: label -> value with its unit; empty if the summary has none."""
     figures = summary.get("energy")
     if figures is None:
         return {}
@@ -169,7 +169,7 @@ def energy(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def pool_table(summary: dict[str, Any]) -> list[list[str]]:
-    """Returns a table (heading and rows) with one row per pool; empty if there is one pool only."""
+    """Returns a table (heading and rows) with one row per pool; empty for a single pool."""
     pools = summary.get("by_pool")
     if not pools:
         return []
@@ -210,7 +210,7 @@ def busy_line(summary: dict[str, Any]) -> str:
 
 
 def energy_line(summary: dict[str, Any]) -> str:
-    """Returns the energy figures in one line; empty if the summary has none."""
+    """Returns the energy metrics in one line; empty if the summary has none."""
     figures = energy(summary)
     if not figures:
         return ""
@@ -232,7 +232,7 @@ def bill_line(summary: dict[str, Any]) -> str:
 
 
 def training_line(summary: dict[str, Any]) -> str:
-    """Returns how much serving takes as many FLOPs as training; empty without `energy.training_tokens`."""
+    """Returns the amount of serving with the FLOPs of training; empty without `energy.training_tokens`."""
     figures = summary.get("training")
     if figures is None:
         return ""
@@ -257,7 +257,7 @@ def latency_rows(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def class_tables(summary: dict[str, Any]) -> list[list[list[str]]]:
-    """Returns tables (heading and rows) by priority and by tenant; none if there is one class only."""
+    """Returns tables (heading and rows) per priority and per tenant; none for a single class."""
     tables = []
     for kind in ("priority", "tenant"):
         classes = summary.get(f"by_{kind}", {})
@@ -311,7 +311,7 @@ def dialect_tables(summary: Mapping[str, Any]) -> list[list[list[str]]]:
 
 
 def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns one row per figure and tool that reports it, ours first; columns name, value, mean_s, ...
+    """Returns one row per metric and tool that reports it, ours first; columns name, value, mean_s, ...
 
     Index: the keys of `FIGURES` and `DIALECT_LATENCIES`; `ours` and the tools of the summary.
     """
@@ -330,7 +330,7 @@ def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def own_words(dialect: Mapping[str, Any]) -> list[list[list[str]]]:
-    """Returns two tables with the terms of one tool: its latencies and its figures of the whole run."""
+    """Returns two tables with the terms of one tool: its latencies and its metrics of the whole run."""
     latencies = [
         [dialect[key]["name"], *(milliseconds(dialect[key][f"{name}_s"]) for name in DIALECT_STATISTICS)]
         for key in DIALECT_LATENCIES
@@ -343,7 +343,7 @@ def own_words(dialect: Mapping[str, Any]) -> list[list[list[str]]]:
 
 
 def side_by_side(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Returns one table with a row per figure and a column per tool, ours first.
+    """Returns one table with a row per metric and a column per tool, ours first.
 
     A row above each latency has the terms of the tools.
     """

@@ -1,11 +1,11 @@
-"""Builds the object that a config node names, or raises an error that tells the user what to change.
+"""Builds the object that a config node names, or raises an error that says what to change.
 
 There is no registry of classes: `_target_` names a class (or a function that returns an object) and the other
 keys are its settings. Hydra's own `instantiate` would report a misspelt setting as a TypeError deep in a
 stack trace and would pass `abc` to a float field; `build` checks every setting first.
 
-Errors of the user's policies are errors of settings, too, while they are built and later: a sentence, and the
-place in the user's own file.
+Errors of user policies, during construction and later, are reported like settings errors: a sentence, and the
+place in the user's file.
 
 `convert` checks a plain value against the annotation of its field and converts it. It is stricter than
 OmegaConf's structured configs (a bool is not an integer, a float is not text) and more general: objects,
@@ -48,15 +48,15 @@ EXAMPLES = {
     "measured": "measured.csv",
     "out": "my_gpu.yaml",
 }
-"""Examples of values for required settings for which the type alone is not enough."""
+"""Example values of required settings whose type alone is not informative."""
 
 
 def build(node: Any, key: str, kind: Any = Any) -> Any:
     """Builds the object named by `node._target_`; its settings are checked against the annotations.
 
-    key: the place of the node in the config (`batching`), for messages. kind: the class or protocol that is
-    needed there. Nodes with their own `_target_` inside it, also in lists and mappings, are built first, but
-    no class is called before its place is known to accept it.
+    key: the place of the node in the config (`batching`), for messages. kind: the required class or protocol.
+    Nested nodes with their own `_target_`, including those in lists and mappings, are built first, but no
+    class is called before its place is known to accept it.
     Raises ConfigError for a missing, unknown or ill-typed setting, for a target that cannot be imported, and
     if the target raises ValueError or OSError.
     """
@@ -69,7 +69,7 @@ def build(node: Any, key: str, kind: Any = Any) -> Any:
 
 
 def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
-    """Builds an object like `build`, but of a given target instead of the node's `_target_`.
+    """Builds an object like `build`, but from a given target instead of the node's `_target_`.
 
     key: empty for the root of the config.
     """
@@ -137,10 +137,10 @@ def locate(path: str, key: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=1024)
 def moved_to(path: str) -> str | None:
-    """Returns the present path of a class of ours, or of a method of it, that an older config names.
+    """Returns the current path of one of this project's classes, or of its method, named in an older config.
 
-    The class is looked for by its name in the folder of its old module, then in the folders above; only files
-    are read. None: it is not there, or in several files, or not ours.
+    The class is searched by name in the folder of its old module, then in the folders above; only files are
+    read. None: it is not found, is in several files, or is not this project's.
     """
     parts = path.split(".")
     at = next((i for i, part in enumerate(parts) if part[:1].isupper()), 0)
@@ -196,7 +196,7 @@ def _parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
     plain_class = isinstance(target, type) and not is_dataclass(target)
     try:
         hints = get_type_hints(target.__init__ if plain_class else target)
-    except NameError:  # a name is imported for type checkers only: these settings are not checked here
+    except NameError:  # a name is imported only for type checkers, so these settings are not checked here
         hints = {}
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
@@ -271,7 +271,7 @@ def _checked(value: Any, annotation: Any, key: str) -> Any:
 
 
 def _as_given(message: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Returns the message with values as the user wrote them: -1 instead of -1.0, null instead of None."""
+    """Returns the message with values as written by the user: -1 instead of -1.0, null instead of None."""
     for name, value in values.items():
         converted = isinstance(value, float) and isinstance(given[name], int)
         if converted or value is None or isinstance(value, bool):
@@ -297,7 +297,7 @@ class PolicyFailedError(ConfigError, PolicyError):
 
 
 def wrong_class(key: str, cls: type, message: str, quote: str) -> PolicyFailedError:
-    """Returns the error about a user's class that lacks what its place in the config needs."""
+    """Returns the error about a user's class that lacks members required by its place in the config."""
     policy = Policy(key, name_of_class(cls), cls)
     message = message.removeprefix(f"{cls.__name__} ")
     return PolicyFailedError(f"{policy}: {message}", quote, "", (key, policy.choice, policy.path))
@@ -305,7 +305,7 @@ def wrong_class(key: str, cls: type, message: str, quote: str) -> PolicyFailedEr
 
 @contextmanager
 def policy_errors(settings: Any, key: str = "") -> Iterator[None]:
-    """Raises PolicyFailedError in place of errors inside the context that a policy has caused.
+    """Raises PolicyFailedError instead of errors inside the context that were caused by a policy.
 
     settings: an object or a mapping with all policies, at any depth. key: its place in the config.
     """
@@ -326,7 +326,7 @@ def raise_if_of_policy(error: BaseException, settings: Any, key: str = "") -> No
 
 
 def policies_of(value: Any, key: str = "") -> Iterator[Policy]:
-    """Yields the objects of the user, and our policies, in settings at any depth, with their keys."""
+    """Yields the user's objects and this project's policies in settings at any depth, with their keys."""
     cls = type(value)
     if is_of_user(cls) or (key and package_of(cls) in PACKAGES):
         yield Policy(key, name_of_class(cls), cls, value)
@@ -359,18 +359,18 @@ class Planned:
 
 
 class WrongObject(ValueError):
-    """An object of the wrong class; the message names its class, so that its value need not be shown."""
+    """An object of the wrong class; the message names its class, so its value need not be shown."""
 
     own: type = object
     """The class, if it is the user's."""
     quote = ""
-    """The place in the user's file that defines the class or the method; empty for classes of ours."""
+    """The place in the user's file that defines the class or method; empty for this project's classes."""
 
 
 def convert(value: Any, annotation: Any) -> Any:
     """Converts `value` to the type of the annotation.
 
-    Raises ValueError with the rule alone (`must be an integer`), because the caller knows key and value; for
+    Raises ValueError with only the rule (`must be an integer`), because the caller knows key and value; for
     an element of a container the message begins with the element: `[2]=abc: must be an integer`.
     """
     if annotation is Any:
@@ -402,7 +402,7 @@ def convert(value: Any, annotation: Any) -> Any:
 
 
 def is_object(annotation: Any) -> bool:
-    """Returns whether only objects, or None, have the type of an annotation."""
+    """Returns whether an annotation allows only objects (or None)."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     kinds = [
         kind for kind in (get_args(annotation) if is_union else (annotation,)) if kind is not types.NoneType
@@ -606,7 +606,7 @@ def _lack(value: Any, kind: type) -> str:
 
 
 def _lacking_method(own: type, kind: type) -> str:
-    """Returns the method that a user's class does not define, or not with its arguments; empty if none."""
+    """Returns the method that a user's class lacks or defines with wrong arguments; empty if none."""
     if not is_of_user(own):
         return ""
     for name in _methods(kind):

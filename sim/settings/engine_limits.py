@@ -1,14 +1,14 @@
-"""Limits of an engine that are null in a config: those that the engine itself chooses for the device.
+"""Engine limits that are null in a config: the values that the engine itself chooses for the device.
 
 `engine.default_limits` names the rule. Sources, read in the code of each version:
 
 - vllm, vllm_offline: vLLM 0.33, `EngineArgs.get_batch_defaults` and `_set_cudagraph_sizes`, behind its API
-  server and for its class `LLM`. The device's name counts, not only its memory: an A100 with 80 GB gets the
+  server and for its class `LLM`. The device's name matters, not only its memory: an A100 with 80 GB gets the
   limits of smaller devices, an A800 does not, and a GB10 does since 0.33.
 - sglang: SGLang 0.5.23, `handle_gpu_memory_settings` and `_resolve_max_num_reqs`: chunks and CUDA graphs
-  follow memory and the number of devices, `tp_size`, which counts those of all attention groups. Running
-  requests of each group are 512 a context that the KV memory has room for, between 2,048 and 4,096, and at
-  most one for two tokens of it; 48 in all with drafts. Chunks are those of all groups together.
+  follow memory and the number of devices, `tp_size`, which counts those of all attention groups. The running
+  requests per group are 512 per context that fits in the KV memory, between 2,048 and 4,096, and at most one
+  per two tokens of it; 48 in total with drafts. Chunk sizes count all groups together.
 - tensorrt_llm: the defaults of `trtllm-serve`, the same on every device.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 GIB, MIB = 2**30, 2**20
 KEYS = ("max_num_seqs", "max_num_batched_tokens", "max_capture_size")
-"""Limits that a rule gives, in the order in which they follow from each other."""
+"""Limits set by a rule, in the order in which they depend on each other."""
 
 _TPU = re.compile(r"\bv(5e|5p|6e)\b", re.I)
 _TPU_TOKENS = {"6e": (1024, 2048), "5e": (512, 1024), "5p": (256, 512)}
@@ -51,7 +51,7 @@ class Circumstances:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     attention_data_parallel_size: int = 1
-    """Ranks of data-parallel attention; limits here are of the replica, the sum over its ranks."""
+    """Ranks of data-parallel attention; the limits here are for the replica, the sum over its ranks."""
     max_model_len: int | None = None
     """Longest sequence; None: unknown."""
     whole_prompts: bool = False
@@ -59,10 +59,10 @@ class Circumstances:
     num_drafts: int = 0
     """Draft tokens of a sequence in a pass; 0: no proposer."""
     max_num_seqs: int | None = None
-    """The limits that are set; None: not set."""
+    """The explicitly set limits; None: not set."""
     max_num_batched_tokens: int | None = None
     kv_room: Callable[[int, int], tuple[int, int]] | None = None
-    """Chunk and largest CUDA graph -> KV tokens of an attention group and of a context; None: unknown."""
+    """(chunk, largest CUDA graph) -> (KV tokens of an attention group, of a context); None: unknown."""
 
 
 def vllm(at: Circumstances, *, offline: bool = False) -> dict[str, int]:
@@ -117,7 +117,7 @@ def sglang(at: Circumstances) -> dict[str, int]:
         tokens, context = at.kv_room(chunk, graphs)
         seqs = min(max(min(512 * tokens // context, 4096), 2048), max(1, tokens // 2))
     captured = min(graphs, at.max_num_seqs or graphs)
-    if at.num_drafts:  # graphs are captured by sequences, each with a row for every draft token, too
+    if at.num_drafts:  # graphs count sequences, whose rows include draft tokens
         captured = max(captured, min(graphs, at.max_num_seqs or SEQS_WITH_DRAFTS) * (1 + at.num_drafts))
     return {
         "max_num_seqs": SEQS_WITH_DRAFTS if at.num_drafts else seqs * ranks,
@@ -152,22 +152,20 @@ Sources: `vllm/model_executor/models/config.py` of vLLM 0.33; `_dsa_kv_cache_dty
 """
 
 Plain = Callable[[Any], Any]
-"""Returns a node as dicts and lists, with the values that it refers to."""
+"""Returns a node as dicts and lists, with interpolations resolved."""
 
 
 def as_it_is(node: Any) -> Any:
-    """Returns the node, which is plain already."""
+    """Returns the node, which is already plain."""
     return node
 
 
 def complete(cfg: Mapping[Any, Any], device: Any = None, plain: Plain = as_it_is) -> None:
     """Sets the limits of `cfg.engine` that are null by the rule that it names, and the format of KV.
 
-    Does nothing without an engine, or without a device: that of a command which has several is completed with
-    each of them.
-
-    device: a `Device` that replaces the node `hardware`. plain: makes a node of the config plain. Raises
-    ConfigError for an unknown rule, and for a limit for which there is none.
+    Does nothing without an engine or a device: commands with several devices complete the config with each of
+    them. device: a `Device` that replaces the node `hardware`. plain: converts a config node to plain data.
+    Raises ConfigError for an unknown rule, and for a null limit without a rule.
     """
     engine = cfg.get("engine")
     if not isinstance(engine, MutableMapping) or "default_limits" not in engine:
@@ -209,7 +207,10 @@ def _is_older(version: Any) -> bool:
 
 
 def _architecture(model: Mapping[str, Any]) -> str | None:
-    """Returns the architecture of a preset or of a config.json; None if none is named or can be read."""
+    """Returns the architecture of a preset or of a config.json.
+
+    None if there is none or it cannot be read.
+    """
     fields = model.get("config")
     try:
         if fields is None and isinstance(model.get("path"), str):
@@ -222,7 +223,7 @@ def _architecture(model: Mapping[str, Any]) -> str | None:
 
 
 def default_limits(config: Mapping[Any, Any], device: Any = None, plain: Plain = as_it_is) -> dict[str, int]:
-    """Returns the limits that the rule of a composed config gives; empty without a rule or a device.
+    """Returns the limits set by the rule of a composed config; empty without a rule or a device.
 
     device, plain: see `complete`. Raises ConfigError.
     """
@@ -238,7 +239,7 @@ def default_limits(config: Mapping[Any, Any], device: Any = None, plain: Plain =
     try:
         memory_bytes = float(memory)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        return {}  # `build` says what is wrong with the device
+        return {}  # `build` reports the error of the device
     model, batching = config.get("model") or {}, config.get("batching") or {}
     published = model.get("config") or {}
     length = engine.get("max_model_len") or published.get("max_position_embeddings")
@@ -261,11 +262,11 @@ def default_limits(config: Mapping[Any, Any], device: Any = None, plain: Plain =
 def _kv_room(
     config: Mapping[str, Any], device: Device | None, plain: Plain, chunk: int, graphs: int
 ) -> tuple[int, int]:
-    """Returns the KV tokens of an attention group, and of a context; `UNKNOWN_ROOM` if they cannot be told.
+    """Returns the KV tokens of an attention group and of a context; `UNKNOWN_ROOM` if unknown.
 
-    `build` says what is wrong with a model, a device or a layout that cannot be built, or do not fit.
+    `build` reports errors of a model, device or layout that cannot be built or does not fit.
     """
-    # Here, as commands that only read settings import neither models nor numpy.
+    # Imported here, because commands that only read settings import neither models nor numpy.
     from hwmodels.device import Device  # noqa: PLC0415
     from hwmodels.host import CudaGraphs  # noqa: PLC0415
     from hwmodels.iterations.layout import ParallelLayout  # noqa: PLC0415
@@ -299,7 +300,7 @@ def _kv_room(
 
 
 UNKNOWN_ROOM = (4 * 8192, 8192)
-"""KV tokens and context with which there are as many running requests as at least."""
+"""KV tokens and context that give the minimum number of running requests."""
 
 
 def _num_drafts(speculation: Mapping[str, Any] | None) -> int:
@@ -312,7 +313,7 @@ def _num_drafts(speculation: Mapping[str, Any] | None) -> int:
 
 
 def _plain(value: Any) -> int | None:
-    """Returns a positive whole number; None for anything else, of which `build` says what is wrong."""
+    """Returns a positive integer; None for anything else, whose error `build` reports."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 

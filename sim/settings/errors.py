@@ -10,7 +10,7 @@ class ConfigError(Exception):
 
 
 GONE = {"rate_scale": "use load=2, at the root, for the same requests at twice the rate"}
-"""Removed settings, by the last part of their key -> the advice what to use instead."""
+"""Removed settings, by the last part of their key -> what to use instead."""
 
 FEW = 8
 """Number of allowed names up to which a message lists all of them although a command can list them."""
@@ -79,7 +79,7 @@ def suggest(
 
     also: further names that may be the nearest but are too many to list. listed_by: a command that prints all
     allowed names; with it, more than `FEW` names are not listed: `nearest: X, Y, Z; all: windtunnel list`.
-    usual: see `nearest_names`. For a removed setting (`GONE`) returns the advice what to use instead.
+    usual: see `nearest_names`. For a removed setting (`GONE`) returns what to use instead.
     """
     if (instead := GONE.get(_leaf(name))) is not None:
         return instead

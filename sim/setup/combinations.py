@@ -1,14 +1,11 @@
-"""Settings that cannot be combined: the one table of them, which a run, the reference and the fuzzer read.
+"""Settings that cannot be combined: a single table, used by runs, the reference and the fuzzer.
 
-One idea in more than 400 lines, most of them the table.
-
-A rule has two features, of which a run may have one only, and the reason. What a run lacks is a feature too:
-`no_prediction` is excluded by schedulers that read predictions. Each feature says how it shows in the
-settings, an example, and the setting that a run without it has; the refusal consists of these. Limits of
-single settings stand on their fields; relations of numbers, and what depends on models and devices, are
-checked where they are computed.
-
-Settings of a deployment that would be accepted without an effect, or contradict each other, are refused, too.
+Most of the module is the table. A rule has two features that a run cannot have together, and the reason. The
+absence of something is also a feature: schedulers that read predictions exclude `no_prediction`. Each feature
+defines how it appears in the settings, an example, and the setting of a run without it; error messages are
+built from these. Limits of single settings are declared on their fields; relations of numbers, and checks
+that depend on models and devices, are made where the values are computed. Settings of a deployment that would
+have no effect, or contradict each other, are also rejected.
 """
 
 from __future__ import annotations
@@ -37,15 +34,16 @@ from sim.setup.engine_profile import EngineProfile
 from sim.workload.modified import answers_of, branching_key
 
 ANY_NUM_BLOCKS = 2**20
-"""Blocks of the KV pool that is made to see of which kind it is."""
+"""Number of blocks of the KV pool that is created to find out its kind."""
 
 
 class Feature(NamedTuple):
     """A feature of a run, of one of its pools, or of a replica."""
 
     text: Callable[[Any], str]
-    """Returns the setting that brings it, `key=value`, of a `Scenario`, `PoolSettings` or `Deployment` that
-    has it; empty for others."""
+    """Returns the `key=value` setting that enables it, for a `Scenario`, `PoolSettings` or `Deployment` that
+    has it; empty for others.
+    """
     example: str
     without: str
     """The setting of a run without it, `key=value`, or what to do."""
@@ -84,7 +82,7 @@ def _missing(key: str, without: str, none: str = "none") -> Feature:
 
 
 def _flag(text: str, without: str, holds: Callable[[Any], Any]) -> Feature:
-    """Returns the feature of a setting that always shows in the same way."""
+    """Returns the feature of a setting that always appears in the same form."""
     return Feature(lambda of: text if holds(of) else "", text, without)
 
 
@@ -247,7 +245,7 @@ OF_REPLICA = (
     Rule("offload", "plain_latency", "the level does not model weights in host memory"),
     Rule("speculation", "speculative_latency", "this level models drafts itself, as an average"),
 )
-"""Rules of every deployment, and so of every pool."""
+"""Rules of every deployment, and therefore of every pool."""
 
 OF_POOL = (
     Rule("full_batches", "scaling", "a run that is scaled does not know when no more requests come"),
@@ -339,7 +337,7 @@ def check_replica(deployment: Any) -> None:
 
 
 def check_pool(pool: Any) -> None:
-    """Raises ValueError for features of a pool that exclude each other, beside those of its replicas."""
+    """Raises ValueError for features of a pool that exclude each other, apart from those of its replicas."""
     _check(OF_POOL, pool, pool)
 
 
@@ -359,7 +357,7 @@ def _check(rules: tuple[Rule, ...], one_of: Any, other_of: Any, where: str = "")
 
 
 def _instead(feature: Feature, text: str, where: str) -> str:
-    """Returns what to do for a run without a feature: choose migration=none."""
+    """Returns the advice for a run without a feature, such as: choose migration=none."""
     setting = feature.without.format(key=text.partition("=")[0])
     key, _, value = setting.partition("=")
     is_choice = re.match(r"(?!null|true|false)[a-z][a-z_]*\b", value)
@@ -369,7 +367,7 @@ def _instead(feature: Feature, text: str, where: str) -> str:
 
 
 def remedies(message: str) -> Iterator[str]:
-    """Yields the settings, `key=value`, that avoid the refusal of a rule whose reason a message has."""
+    """Yields the `key=value` settings that avoid a refusal, for the rule whose reason is in the message."""
     for rule in RULES:
         if f": {rule.reason}; " in message:
             yield from (FEATURES[name].without for name in (rule.other, rule.one))
@@ -379,9 +377,9 @@ ROUTING = "engine.kernels.routing"
 
 
 def check_ranks(batching: Batching, layout: ParallelLayout, latency: LatencyLevel) -> None:
-    """Raises ValueError if a batching policy waits for another number of attention groups than there are.
+    """Raises ValueError if a batching policy waits for a wrong number of attention groups.
 
-    With one group there is no number to contradict; `delayer_note` says what the policy does then.
+    With a single group any number is allowed; `delayer_note` describes the effect.
     """
     num_ranks = traits_of(batching, BatchingTraits).num_ranks
     if num_ranks is None:
@@ -411,7 +409,7 @@ def check_shares(ranks: DataParallel | None, engine: EngineProfile, batching: Ba
 
 
 def ranks_note(ranks: DataParallel, engine: EngineProfile, batching: Batching) -> str:
-    """Returns a note on the share of the limits that each rank of data-parallel attention has."""
+    """Returns a note on each data-parallel attention rank's share of the limits."""
     shares = [f"{engine.max_num_seqs // ranks.size:,} of max_num_seqs={engine.max_num_seqs:,}"]
     budget = traits_of(batching, BatchingTraits).max_num_batched_tokens
     if budget is not None:
@@ -423,7 +421,7 @@ def ranks_note(ranks: DataParallel, engine: EngineProfile, batching: Batching) -
 
 
 def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLevel) -> str:
-    """Returns a note if prompts wait for attention groups that a replica does not have; empty if not."""
+    """Returns a note if prompts wait for attention groups that the replica does not have, else empty."""
     num_ranks = traits_of(batching, BatchingTraits).num_ranks
     if num_ranks is not None and num_ranks > 1 == num_groups(layout, latency):
         return (
@@ -434,7 +432,7 @@ def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLev
 
 
 def num_groups(layout: ParallelLayout, latency: LatencyLevel) -> int:
-    """Returns the number of groups of devices that compute attention for sequences of their own."""
+    """Returns the number of groups of devices that compute attention for their own sequences."""
     if isinstance(latency, DividesAttention):
         return latency.num_attention_groups(layout)
     return layout.attention_data_parallel_size
@@ -443,7 +441,7 @@ def num_groups(layout: ParallelLayout, latency: LatencyLevel) -> int:
 def check_experts(
     model: ModelSpec, engine: EngineProfile, layout: ParallelLayout, latency: LatencyLevel
 ) -> None:
-    """Raises ValueError for the routing to single experts of a model that has none, or all on one rank."""
+    """Raises ValueError for expert routing settings of a model without experts, or with all on one rank."""
     routing = engine.kernels.routing
     given = {
         "num_redundant_experts": (routing.num_redundant_experts, 0),
@@ -470,7 +468,7 @@ def check_experts(
 
 
 def check_chain(hardware: Device, engine: EngineProfile, caching: Caching) -> None:
-    """Raises ValueError for what a chain of chips with the model in SRAM does not do."""
+    """Raises ValueError for features that a chain of chips with the model in SRAM does not support."""
     if hardware.chain is None:
         return
     machine = f"{hardware.name} holds the model in the SRAM of its chips"

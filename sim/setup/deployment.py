@@ -1,6 +1,6 @@
 """A model served by an engine on some hardware: the source of the iteration times and memory of a replica.
 
-A proposer, its draft and the model are checked to go together; what they change is here as well.
+The module also checks that a proposer, its draft and the model are compatible, and holds their effects.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class Deployment(Checked):
     sequence_parallel: bool = False
     """Whether sequence parallelism is used; for this and the sizes see `hwmodels.iterations.layout`."""
     attention_data_parallel_padding: bool = False
-    """Whether attention groups are padded to the fullest one."""
+    """Whether attention groups are padded to the most loaded one."""
     layout_notes: tuple[str, ...] = ()
-    """Reasons for the sizes if a policy has chosen them: see `sim.setup.estimates`."""
+    """Reasons for the sizes, if a policy has chosen them: see `sim.setup.estimates`."""
     lora: Lora | None = None
-    """LoRA adapters that are part of every batch; None: there are none."""
+    """LoRA adapters that are part of every batch; None: no adapters."""
     adapters: AdapterServing | None = None
-    """Policy that serves the LoRA adapters of requests; None: requests have no adapters."""
+    """Policy that serves the requests' LoRA adapters; None: requests have no adapters."""
     speculation: Proposer | None = None
     """Proposer of draft tokens; None: a sequence gets one token per pass."""
 
@@ -134,7 +134,7 @@ class Deployment(Checked):
 
     @property
     def replica(self) -> Replica:
-        """The replica as the hardware models see it."""
+        """The replica as seen by the hardware models."""
         return Replica(
             model=self.model,
             device=self.hardware,
@@ -163,7 +163,7 @@ class Deployment(Checked):
 
     @property
     def jitter(self) -> Jitter | None:
-        """Random scatter of the iteration times; a latency level need not have this setting."""
+        """Random scatter of the iteration times; some latency levels lack this setting."""
         return jitter_of(self.latency)
 
     @property
@@ -173,7 +173,7 @@ class Deployment(Checked):
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that run at once: the engine's limit, and that of the memory for states."""
+        """Maximum running sequences, limited by the engine and by the memory for states."""
         state_slots = self.plan_memory().state_slots
         return self.engine.max_num_seqs if state_slots is None else min(self.engine.max_num_seqs, state_slots)
 
@@ -186,7 +186,7 @@ class Deployment(Checked):
     def plan_memory(self) -> MemoryPlan:
         """Returns the memory plan of each device. Raises ValueError if the model does not fit.
 
-        Plans are cached by settings, as a run reads its plan ten times.
+        Plans are cached by settings, because a run reads its plan ten times.
         """
         settings: dict[str, Any] = {
             "model": self.model,
@@ -247,7 +247,7 @@ class Deployment(Checked):
         return low
 
     def _blocks_of(self, length: int, plan: MemoryPlan) -> int:
-        """Returns the blocks that a sequence of `length` tokens holds at most, in all groups of layers."""
+        """Returns the maximum number of blocks of a sequence of `length` tokens, over all layer groups."""
         states, block_size = self._state_blocks(plan), plan.block_size
         if not self.kv_groups:
             return states - (-length // block_size)
@@ -256,7 +256,7 @@ class Deployment(Checked):
 
     @property
     def max_in_flight_tokens(self) -> int:
-        """Tokens of steps that are planned and have not ended, at most (vLLM 0.33, `VllmConfig`).
+        """Maximum number of tokens in planned, unfinished steps (vLLM 0.33, `VllmConfig`).
 
         Asynchronous scheduling has two such steps, a pipeline one per stage.
         """
@@ -265,11 +265,11 @@ class Deployment(Checked):
         return num_steps * self.max_num_batched_tokens
 
     def _state_blocks(self, plan: MemoryPlan) -> int:
-        """Returns the blocks that a sequence takes for its states, on all devices that share its tokens."""
+        """Returns a sequence's number of blocks for its states, on all devices that share its tokens."""
         return plan.state_blocks * self.layout.context_parallel_size
 
     def _check_longest_sequence(self, plan: MemoryPlan) -> None:
-        """Raises ValueError, as vLLM does at its start, if no sequence of engine.max_model_len fits."""
+        """Raises ValueError, like vLLM at startup, if no sequence of engine.max_model_len fits."""
         length = self.engine.max_model_len
         if length is None or self.engine.num_kv_blocks is not None or self.caching.changes_outputs:
             return
@@ -294,7 +294,7 @@ class Deployment(Checked):
 
     @property
     def kv_groups(self) -> tuple[KvGroup, ...]:
-        """KV groups of the model for a cache that has them; empty for others."""
+        """KV groups of the model, for a cache with groups; empty for others."""
         if not self.caching.has_groups:
             return ()
         return kv_groups(
@@ -341,7 +341,7 @@ class Deployment(Checked):
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of KV per token in a block, over all devices that hold a part of it."""
+        """Bytes of KV per token in a block, over all devices that hold a part of the block."""
         plan, layout = self.plan_memory(), self.layout
         of_target = plan.kv_bytes_per_token - plan.draft_kv_bytes_per_token
         of_draft = plan.draft_kv_bytes_per_token / layout.pipeline_parallel_size  # the last stage has it
@@ -349,14 +349,15 @@ class Deployment(Checked):
 
     @property
     def merge_s(self) -> float:
-        """Seconds to unmerge an adapter from the weights and merge another: reads and writes all, twice."""
+        """Seconds to unmerge one adapter and merge another: all weights are read and written twice."""
         bandwidth = self.hardware.memory_bandwidth_bytes_per_s
         return 4 * weight_bytes(self.model, self.layout) / bandwidth
 
     def iteration_model(self) -> IterationModel:
         """Returns the model of iteration times. Raises ValueError if `latency` cannot price the replica.
 
-        Equal deployments share one object, as it caches results: a tenth of the time of a short run.
+        Equal deployments share one object because it caches results, which saves 10 % of the time of a short
+        run.
         """
         replica, proposer = self.replica, self.speculation
         reads = self.caching.weight_reads
@@ -376,7 +377,7 @@ class Deployment(Checked):
 
 
 def recorded_times() -> type[IterationModel]:
-    """Returns the class of the models that have the times of whole iterations, attention weights included."""
+    """Returns the class of models with times of complete iterations, including reads of attention weights."""
     from hwmodels.levels.recorded import Recorded  # noqa: PLC0415 (it imports scipy)
 
     return Recorded
@@ -391,11 +392,11 @@ _iteration_models: deque[tuple[tuple[Any, ...], IterationModel]] = deque(maxlen=
 
 KEY = "speculation"
 ASSUMED = ("iid", "beta")
-"""Acceptance models whose rates have a default, which is of no model and workload in particular."""
+"""Acceptance models whose rates have a default that is not specific to a model or workload."""
 
 
 def draft_of(proposer: Proposer) -> Draft:
-    """Returns the cost and the memory of a proposer's draft. Raises ValueError if it states none."""
+    """Returns the cost and the memory of a proposer's draft. Raises ValueError if it has none."""
     draft = proposer.draft
     if not callable(getattr(draft, "weight_bytes", None)):
         raise ValueError(
@@ -429,7 +430,7 @@ def check_proposer(proposer: Proposer, model: ModelSpec, layout: ParallelLayout)
 
 
 def _check_places(proposer: Proposer, draft: Draft) -> None:
-    """Raises ValueError if a proposer drafts for more places than there are heads."""
+    """Raises ValueError if a proposer drafts more places than there are heads."""
     places = num_places(proposer)
     if isinstance(draft, HeadDraft) and places > draft.num_heads:
         setting = f"num_speculative_tokens={places}" if proposer.tree is None else f"tree: its depth {places}"
@@ -440,7 +441,7 @@ def _check_places(proposer: Proposer, draft: Draft) -> None:
 
 
 def _check_modules(draft: LayerDraft, model: ModelSpec) -> None:
-    """Raises ValueError unless a model has as many modules for multi-token prediction as are used."""
+    """Raises ValueError unless a model has enough modules for multi-token prediction."""
     modules = model.num_mtp_modules
     if not modules:
         raise ValueError(
@@ -455,16 +456,16 @@ def _check_modules(draft: LayerDraft, model: ModelSpec) -> None:
 
 
 def max_tokens_per_pass(proposer: Proposer | None) -> int:
-    """Returns the largest number of tokens that a sequence can get from a pass."""
+    """Returns the maximum number of tokens of a sequence per pass."""
     return 1 if proposer is None else 1 + num_places(proposer)
 
 
 def with_drafts(
     base: IterationModel, proposer: Proposer, replica: Replica, hosts: Mapping[str, DraftHost]
 ) -> IterationModel:
-    """Returns the iteration model of a replica that speculates. Raises ValueError if it has no price.
+    """Returns the iteration model of a replica that speculates.
 
-    hosts: the host time of draft tokens by method.
+    Raises ValueError if it cannot be priced. hosts: the host time of draft tokens, by method.
     """
     tree = proposer.tree
     shape = CHAIN
@@ -481,9 +482,9 @@ def drafting_of(
     model: IterationModel,
     tpot_s: float | None,
 ) -> Callable[[BlockPool, Release], Drafting]:
-    """Returns the maker of the part of an engine that verifies draft tokens.
+    """Returns the factory of the part of an engine that verifies draft tokens.
 
-    model: for policies that ask for the price of a pass.
+    model: for policies that need the price of a pass.
     """
     # Runs without speculation do not import these.
     from policies.speculation.engine.drafting import Drafting  # noqa: PLC0415
@@ -497,7 +498,7 @@ def drafting_of(
 
 
 def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayout) -> bool:
-    """Returns whether drafts have KV of their own, which must be computed for the prompt too."""
+    """Returns whether drafts have their own KV, which must also be computed for the prompt."""
     return proposer is not None and draft_of(proposer).kv_bytes_per_token(model, layout) > 0
 
 

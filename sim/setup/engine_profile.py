@@ -1,12 +1,11 @@
-"""Settings of a serving engine (its limits, its memory, and its host overhead) and of the client before it.
+"""Settings of a serving engine (its limits, memory and host overhead) and of the measuring client.
 
-`Client` is the client that measures: what a load generator adds to the TTFT that it reports. Its clock starts
-before the engine has the request: it opens a connection, writes the request, and may be late to read the
-answer. That is a part of a measurement, and not of the engine: `engine.frontend_s` and `engine.frontend` have
-the engine's own time. Where runs of a load generator show more of one engine than of others, the cause is
-unknown, and the figure holds for runs of this load generator only.
-
-A run states what its TTFT includes besides the engine: the front end's time and the client's.
+`Client` is the time that a load generator adds to the TTFT that it reports. Its clock starts before the
+engine has the request: it opens a connection, writes the request, and may read the answer late. This is part
+of the measurement, not of the engine: `engine.frontend_s` and `engine.frontend` hold the engine's own time.
+If runs of a load generator show a larger value for one engine than for others, the cause is unknown, and the
+value holds only for runs of this load generator. A run reports which parts its TTFT includes in addition to
+the engine: the front end's time and the client's.
 """
 
 from __future__ import annotations
@@ -35,46 +34,53 @@ from policies.core.release import SGLANG_0_5, VLLM_0_32, Release, release_of
 from sim.engine.frontend import TOKENS, Frontend, check_range
 
 MAX_SLOTS = 1_000_000
-"""Most sequences of an engine that run at once."""
+"""Maximum number of running sequences of an engine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineProfile(Checked):
-    """Settings of an engine besides its policies; names as in vLLM."""
+    """Settings of an engine apart from its policies; names as in vLLM."""
 
     max_num_seqs: Annotated[int, Ge(1), Le(MAX_SLOTS), "as each slot is in memory"]
     """Maximum number of sequences that hold KV at the same time."""
     max_num_batched_tokens: PositiveInt
-    """Default token budget of the batching policies; activation memory is reserved for that many tokens."""
+    """Default token budget of the batching policies; activation memory is reserved for this number of tokens.
+    """
     host: HostOverhead
     cuda_graphs: CudaGraphs
     compilation: Compilation | None = None
-    """How the model is run where no CUDA graph is; None: inductor beside CUDA graphs, eager without them, as
-    with vLLM's --enforce-eager."""
+    """How the model runs outside CUDA graphs; None: inductor if CUDA graphs are used, otherwise eager, as
+    with vLLM's --enforce-eager.
+    """
     kernels: Kernels = Kernels()
     family: str | None = None
-    """Engine whose simulated figures were compared with measured ones: vllm, sglang, tensorrt_llm; None: this
-    profile never was. See `sim.setup.notes`."""
+    """Engine whose simulated metrics were compared with measurements: vllm, sglang, tensorrt_llm; None: never
+    compared. See `sim.setup.notes`.
+    """
     default_limits: str | None = None
-    """Engine whose rule for the device gave limits that were null: see `sim.settings.engine_limits`."""
+    """Engine whose device rule set the null limits: see `sim.settings.engine_limits`."""
     load_balance_method: str | None = None
-    """Choice of the rank of data-parallel attention for a request, see `policies.core.ranks`; None: that of
-    the engine, round_robin for SGLang and total_requests for others."""
+    """Choice of the rank of data-parallel attention for a request, see `policies.core.ranks`; None: the
+    engine's choice, round_robin for SGLang and total_requests for others.
+    """
     frontend_s: Annotated[NonNegative, Unit("s")] = 0.0
-    """Seconds from the arrival of a request until it reaches the scheduler, beside the work of `frontend`."""
+    """Seconds from the arrival of a request until it reaches the scheduler, in addition to the work of
+    `frontend`.
+    """
     frontend: Frontend | None = None
-    """Work of the API server, for whose processes requests wait; None: there is none."""
+    """Work of the API server, for whose processes requests wait; None: no work."""
     scheduler_recv_interval: PositiveInt = 1
-    """Iterations of decodes between two looks for new requests; see `sim.engine.frontend`."""
+    """Decode iterations between two checks for new requests; see `sim.engine.frontend`."""
     pp_max_micro_batch_size: Annotated[
         NonNegativeInt | None, "0 for max_num_seqs over the stages", "null for no limit"
     ] = None
-    """Maximum number of sequences of a batch in a pipeline that admits some; 0: max_num_seqs over the stages,
-    None: no limit (vLLM). See `policies.core.parts`."""
+    """Maximum number of sequences of a pipeline batch with admissions; 0: max_num_seqs divided by the stages,
+    None: no limit (vLLM). See `policies.core.parts`.
+    """
     gpu_memory_utilization: float | None = 0.9
     """Share of device memory by the rule of `memory_profile`; None: the share that SGLang computes itself."""
     memory_profile: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"
-    """Rule by which the engine finds the memory for KV: see `hwmodels.iterations.memory`."""
+    """Rule by which the engine determines the memory for KV: see `hwmodels.iterations.memory`."""
     version: str | None = None
     """Version of vLLM whose scheduler and memory profile are modelled, such as 0.11.0; None: the newest."""
     flashinfer_sampler: bool = False
@@ -85,13 +91,15 @@ class EngineProfile(Checked):
     swap_space_gib: Annotated[NonNegative, Unit("GiB")] = 4.0
     """Host memory per GPU for the KV of sequences preempted by swapping."""
     num_kv_blocks: Annotated[PositiveInt | None, "null for all that fit"] = None
-    """KV blocks of a replica; None: as many as the rest of the memory holds."""
+    """Number of KV blocks of a replica; None: as many as fit in the remaining memory."""
     kv_cache_memory_bytes: Annotated[Positive | None, Unit("B"), "null for the rest of the memory"] = None
-    """Bytes of each device for KV, in place of its share of memory (vLLM's option); None: the rest of it."""
+    """Bytes of KV per device (vLLM's option), instead of the rest of the engine's share of memory; None: that
+    rest.
+    """
     offload: Offload = field(default_factory=Offload)
     """Weights in host memory: vLLM's cpu_offload_gb, llama.cpp's n_gpu_layers."""
     draft_host: Mapping[str, DraftHost] = field(default_factory=dict)
-    """Host time of draft tokens by method, such as ngram; `others`: of all methods that are not listed."""
+    """Host time of draft tokens by method, such as ngram; `others`: all methods that are not listed."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -137,7 +145,7 @@ class EngineProfile(Checked):
 
     @property
     def memory(self) -> MemoryProfile:
-        """The rule by which the engine finds the memory for KV. Raises ValueError for an unknown one."""
+        """The rule by which the engine determines the memory for KV. Raises ValueError for an unknown one."""
         return MemoryProfile(
             rule=self.memory_profile, version=self.version, flashinfer_sampler=self.flashinfer_sampler
         )
@@ -154,9 +162,9 @@ class Client(Checked):
 
     name: str = "none"
     seconds: Mapping[str, Annotated[NonNegative, Unit("s")]] = field(default_factory=dict)
-    """Seconds that it adds to the TTFT, by the family of the engine; `others`: of all other engines."""
+    """Seconds that it adds to the TTFT, by engine family; `others`: all other engines."""
     range_s: Mapping[str, tuple[float, float] | None] = field(default_factory=dict)
-    """Least and largest of these that its runs show, likewise; None: no measurement shows them."""
+    """Measured range of these seconds, by engine family; None: not measured."""
 
     def __post_init__(self) -> None:
         for name in ("seconds", "range_s"):
@@ -173,7 +181,7 @@ class Client(Checked):
         return self.seconds.get(family or OTHERS, self.seconds.get(OTHERS, 0.0))
 
     def added_range_s(self, family: str | None) -> tuple[float, float] | None:
-        """Returns the least and largest of them in measurements, s; None: none shows them."""
+        """Returns the measured range of these seconds; None: not measured."""
         return self.range_s.get(family or OTHERS, self.range_s.get(OTHERS))
 
 

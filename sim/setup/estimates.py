@@ -1,8 +1,8 @@
 """Estimates for a deployment without a simulation, from which layout and placement policies choose.
 
-The memory and the throughput of a replica on each kind of GPU are for placement policies. Throughput is
-estimated as by `layout=auto`: equal requests, as many at once as memory and slots hold, in output tokens per
-second. A replica uses all memory that others leave on its GPUs for KV.
+The memory and the throughput of a replica on each kind of GPU are for placement policies. Throughput in
+output tokens per second is estimated as in `layout=auto`: equal requests, with as many at once as memory and
+slots allow. A replica uses all remaining memory on its GPUs for KV.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def hostings_of(
 def weights_only(
     model: str, pool: Pool, weight_bytes: float, sizes: Sequence[int] = (1, 2, 4, 8)
 ) -> list[Hosting]:
-    """Returns the hosting of the textbook problem: weights only, on as few GPUs as hold them, rate 1."""
+    """Returns the hosting of the textbook problem: only weights, on the minimum number of GPUs, rate 1."""
     fitting = [size for size in sizes if weight_bytes / size <= pool.memory_bytes]
     return [
         Hosting(model=model, pool=pool.name, num_gpus=size, bytes_each=weight_bytes / size, rate=_one)
@@ -219,7 +219,7 @@ def _rate(deployment: Deployment, plan: MemoryPlan, load: Load) -> Callable[[flo
 
 
 def refusals(refused: Mapping[tuple[str, str], Mapping[int, str]], models: Sequence[str]) -> list[str]:
-    """Returns, for models that fit nowhere, the reason for the last size tried on each kind of GPU."""
+    """Returns, for models that fit nowhere, the reason for the last tried size on each kind of GPU."""
     lines = []
     for model in models:
         reasons = {pool: list(why.values())[-1] for (name, pool), why in refused.items() if name == model}

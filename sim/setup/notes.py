@@ -1,8 +1,7 @@
-"""Notes in the summary of a run: the basis of its figures, their expected errors, and limits of its settings.
+"""Notes in the summary of a run: the basis of its metrics, their expected errors, and limits of its settings.
 
-An expected error says how far the simulated figures are from measured ones, and why.
-
-The errors are those of `hwmodels.trust`: of rows that were left out when host times were fitted.
+An expected error says how far the simulated metrics are from measured ones, and why. The errors come from
+`hwmodels.trust`: from rows that were held out when host times were fitted.
 """
 
 from __future__ import annotations
@@ -65,13 +64,13 @@ SHOWN = {
     "closed": ("TTFT", "TPOT", "E2E", "throughput"),
     "burst": ("TTFT", "TPOT", "E2E", "throughput", "TTFT p99"),
 }
-"""Figures of the note by kind of traffic."""
+"""Metrics of the note by kind of traffic."""
 NEAREST = {
     "open": ("open", "closed", "burst"),
     "closed": ("closed", "burst", "open"),
     "burst": ("burst", "closed", "open"),
 }
-"""Kinds of traffic of which the first one that was compared is shown, by the kind of a run."""
+"""Kinds of traffic to try, in this order, for the kind of a run; the first one that was compared is shown."""
 RUNS = {
     "open": "open-loop run",
     "closed": "closed-loop run",
@@ -79,21 +78,21 @@ RUNS = {
     "lora": "comparison with adapters",
 }
 MANY_RUNS = {"lora": "comparisons with and without adapters"}
-"""Plurals that are not those of `RUNS` with an s."""
+"""Irregular plurals of `RUNS`."""
 TAIL = "TTFT p99"
 LEAST_HELD_BACK, MOST_HELD_BACK = 0.001, 0.05
 """Shares of requests that waited for a sequence slot or KV memory between which `HELD_BACK` applies.
 
-The TTFT p99 depends on whether the share exceeds 1 %. In simulations of one measured run that differ in their
-seed only it is 0.1 to 4 %. No measured run had a larger share.
+The TTFT p99 depends on whether the share exceeds 1 %. In simulations of one measured run that differ only in
+their seed it is 0.1 to 4 %. No measured run had a larger share.
 """
 
 
 def traffic_of(workload: Workload) -> str:
     """Returns the kind of traffic of a workload, as `TRAFFIC` names it.
 
-    Independent requests that are all sent at 0 s, or by at least as many clients, are a burst. Sessions
-    that begin together are not: each of their requests waits for the last one, as in a closed loop.
+    Independent requests that are all sent at 0 s, or by at least as many clients, are a burst. Sessions that
+    begin together are not a burst: each of their requests waits for the previous one, as in a closed loop.
     """
     while (inner := getattr(workload, "of", None)) is not None:
         workload = inner
@@ -108,7 +107,7 @@ def traffic_of(workload: Workload) -> str:
 
 
 def tail_of(held_back_share: float | None) -> str | None:
-    """Returns the figure of the table that is a run's TTFT p99: `TAIL`, `HELD_BACK`, or None for neither.
+    """Returns the table metric for a run's TTFT p99: `TAIL`, `HELD_BACK`, or None for neither.
 
     held_back_share: the share of requests that waited for a sequence slot or KV memory; None: unknown.
     """
@@ -118,7 +117,7 @@ def tail_of(held_back_share: float | None) -> str | None:
 
 
 def expected_error_note(pool: PoolSettings, workload: Workload, held_back_share: float | None = None) -> str:
-    """Returns the note on the expected errors of a pool's figures, or on why they are unknown.
+    """Returns the note on the expected errors of a pool's metrics, or on why they are unknown.
 
     held_back_share: see `tail_of`.
     """
@@ -174,7 +173,7 @@ def place_of(pool: PoolSettings) -> Place:
 
 
 def unknown_because(pool: PoolSettings) -> str:
-    """Returns why nothing is known about the errors of a pool's figures; empty if something is."""
+    """Returns why the errors of a pool's metrics are unknown; empty if they are known."""
     if isinstance(pool.latency, Spec):
         return "latency=spec was never compared with measured engines"
     if not isinstance(pool.latency, Calibrated):
@@ -195,7 +194,7 @@ def unknown_because(pool: PoolSettings) -> str:
 
 
 def never_compared(pool: PoolSettings) -> list[str]:
-    """Returns the features of a pool that no row behind its figures has."""
+    """Returns the features of a pool that are in no measured row of its metrics."""
     batching = BATCHING.get(pool.engine.family or "")
     found = {
         "models of an architecture that is not known": pool.model.read_by_fields,
@@ -216,7 +215,7 @@ def never_compared(pool: PoolSettings) -> list[str]:
 
 
 def kinds_never_compared(model: ModelSpec) -> list[str]:
-    """Returns the kinds of layers of a model that no compared model has."""
+    """Returns the kinds of layers of a model that are in no compared model."""
     mixers = [block.attention for block in model.blocks]
     selecting = [mixer for mixer in mixers if isinstance(mixer, GroupedQueryAttention) and mixer.sparse_top_k]
     found = {
@@ -230,11 +229,11 @@ def kinds_never_compared(model: ModelSpec) -> list[str]:
 def figures_of(
     pool: PoolSettings, traffic: str, tail: str | None = TAIL
 ) -> list[Mapping[str, ExpectedError]]:
-    """Returns the rows of the figures that a run prints, by what they rest on.
+    """Returns the rows of the metrics that a run prints, by their basis.
 
-    traffic: the kind of the run, whose rows come first; those of another kind take their place if there are
-    none. The throughput of an open loop is that of closed ones. With LoRA adapters, those of the throughput
-    that they leave come last. tail: see `tail_of`.
+    traffic: the kind of the run, whose rows are preferred; rows of another kind are used if there are none.
+    The throughput of an open loop uses closed-loop rows. With LoRA adapters, the rows of the remaining share
+    of the throughput come last. tail: see `tail_of`.
     """
     place = place_of(pool)
     by_traffic = {kind: _shown(place, kind, tail) for kind in SHOWN}
@@ -254,9 +253,10 @@ def _has_lora(pool: PoolSettings) -> bool:
 
 
 def lora_errors(pool: PoolSettings) -> dict[str, ExpectedError]:
-    """Returns the error of the share of the throughput that adapters leave; empty if none was compared.
+    """Returns the error of the share of the throughput that remains with adapters; empty if not compared.
 
-    Of the pool's own engine only: engines' kernels of adapters differ more than their others.
+    Only rows of the pool's own engine are used, because adapter kernels differ more between engines than
+    other kernels.
     """
     place = place_of(pool)
     rows = errors_at(shipped(), place, "lora")
@@ -264,7 +264,7 @@ def lora_errors(pool: PoolSettings) -> dict[str, ExpectedError]:
 
 
 def _shown(place: Place, traffic: str, tail: str | None) -> dict[str, ExpectedError]:
-    """Returns the rows of the figures in `SHOWN`; the row of the figure `tail` is that of the TTFT p99.
+    """Returns the rows of the metrics in `SHOWN`; the row of the metric `tail` is the one for TTFT p99.
 
     In a burst most requests wait, so its TTFT p99 is always `TAIL`.
     """
@@ -280,7 +280,7 @@ def _shown(place: Place, traffic: str, tail: str | None) -> dict[str, ExpectedEr
 def _tail_note(pool: PoolSettings, rows: Mapping[str, ExpectedError], share: float | None) -> str:
     """Returns why the error of the TTFT p99 is large or unknown if this share of the requests waited.
 
-    Empty if few waited, and if the rows are of a kind of traffic without a TTFT p99.
+    The result is empty if few waited, or if the rows' kind of traffic has no TTFT p99.
     """
     tail = tail_of(share)
     if share is None or tail == TAIL or all(row.traffic != "open" for row in rows.values()):
@@ -318,7 +318,7 @@ def _percent(value: float) -> str:
 
 
 def _basis(pool: PoolSettings, rows: Mapping[str, ExpectedError]) -> str:
-    """Returns the rows behind the figures: 93 closed-loop runs in 3 groups of dense models with vLLM."""
+    """Returns a text on the rows, such as: 93 closed-loop runs in 3 groups of dense models with vLLM."""
     row = max(rows.values(), key=lambda one: one.rows)
     own = place_of(pool).engine
     engine = ENGINES.get(row.engine, row.engine)
@@ -340,7 +340,7 @@ def _basis(pool: PoolSettings, rows: Mapping[str, ExpectedError]) -> str:
 
 
 FEW_REQUESTS = 32
-"""Requests at once, below which a run says that each of them reserves KV for the longest output."""
+"""Number of running requests below which a note says that each reserves KV for the longest output."""
 
 
 def pool_notes(
@@ -350,7 +350,7 @@ def pool_notes(
     workload: Workload,
     held_back_share: float | None = None,
 ) -> Iterator[str]:
-    """Yields the notes on the figures of a pool. held_back_share: see `expected_error_note`."""
+    """Yields the notes on the metrics of a pool. held_back_share: see `expected_error_note`."""
     basis, jitter = pool.latency.basis(pool.replica), pool.jitter
     yield basis if jitter is None else f"{basis} {jitter.sentence}"
     yield expected_error_note(pool, workload, held_back_share)
@@ -378,7 +378,7 @@ def pool_notes(
 
 
 def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
-    """Yields notes on what these settings rule out: latencies, contexts."""
+    """Yields notes on latencies and contexts that are impossible with these settings."""
     limits_s = slo.limits_s if slo and pool.jitter is None else {}  # with jitter, any iteration may be short
     for term, least_s in _lone_seconds(model, max_tokens_per_pass(pool.speculation)).items():
         if term in limits_s and limits_s[term] < least_s:
@@ -397,7 +397,7 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
 
 
 def _reserved(pool: PoolSettings, workload: Workload) -> Iterator[str]:
-    """Yields a note if few requests run at once, as each reserves KV for the rest of the context."""
+    """Yields a note if few requests run at once because each reserves KV for the rest of the context."""
     batching = pool.batching
     if not isinstance(batching, InFlight) or batching.capacity_scheduler_policy != GUARANTEED_NO_EVICT:
         return
@@ -427,7 +427,7 @@ def _start(pool: PoolSettings) -> str:
 
 
 def _lone_seconds(model: IterationModel, tokens_per_pass: int) -> dict[str, float]:
-    """Returns the minimum TTFT and TPOT in seconds; empty if a replaying model lacks these iterations."""
+    """Returns the minimum TTFT and TPOT in seconds; empty if a recorded model lacks these iterations."""
     try:
         ttft_s = float(model.seconds(IterationShape(0, 0, 1, 1, 1, 1, 1)))
         return {"ttft": ttft_s, "tpot": model.decode_ends(0.0, 1, 2, 1)[0] / tokens_per_pass}
@@ -462,7 +462,7 @@ def encoder_notes(encoders: EncoderSettings, pool: PoolSettings) -> Iterator[str
 
 
 def workload_notes(notes: WorkloadNotes) -> Iterator[str]:
-    """Yields notes on how the traffic differs from its source: rows left out, requests shortened."""
+    """Yields notes on how the traffic differs from its source: omitted rows, shortened requests."""
     yield from notes.remarks
     for reason, count in notes.skipped.items():
         yield f"{count:,} skipped: {reason}."

@@ -2,13 +2,10 @@
 
 Replicas that no request can reach cost money, but their engines need not be simulated. With round robin,
 request i goes to replica i modulo the number of replicas, so of 100,000 replicas with 50 requests only the
-first 50 ever work. The others are idle for the whole run, and their records say so.
-
-The pools of a service must go with each other, and with what stands beside them in a scenario:
-
-- Pools of a disaggregated service, their network and their roles policy.
-- Pools that take turns on the same GPUs: which are refused, and how long a change takes.
-- A workload and the latencies that an SLO limits.
+first 50 ever work. The others are idle for the whole run, and are recorded as idle. The pools of a service
+must be compatible with each other and with the rest of the scenario: - Pools of a disaggregated service,
+their network and their roles policy. - Pools that take turns on the same GPUs: which are rejected, and how
+long a change takes. - A workload and the latencies that an SLO limits.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ if TYPE_CHECKING:
 
 
 MAX_REPLICAS = 1_000_000
-"""Largest number of replicas of a pool: each is an engine in memory, with about 50 kB."""
+"""Maximum number of replicas of a pool: each is an engine in memory with about 50 kB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +66,9 @@ class PoolSettings(Deployment):
     prediction: LengthPredictor | None = None
     """Predictor of output lengths, for policies that need one."""
     draft_length: DraftLength | None = None
-    """Policy that decides how many tokens are drafted; None: without speculation."""
+    """Policy that decides the number of draft tokens; None: no speculation."""
     acceptance: Acceptance | None = None
-    """Model of the draft tokens that are accepted; None: without speculation."""
+    """Model of draft token acceptance; None: no speculation."""
     storage: Storage = Storage()
     """Host memory and disk."""
     replicas: Annotated[int, Ge(1), Le(MAX_REPLICAS), "as each is an engine in memory"] = 1
@@ -130,7 +127,7 @@ class PoolSettings(Deployment):
                 )
 
     def _check_speculation(self) -> None:
-        """Raises ValueError for a proposer that the engine cannot run with the policies beside it."""
+        """Raises ValueError for a proposer that is incompatible with the other policies."""
         if self.speculation is None:
             return
         from policies.speculation.checks import check_adapters, check_policies  # noqa: PLC0415 (with drafts only)
@@ -187,7 +184,7 @@ class PoolSettings(Deployment):
 
     @property
     def _frontend(self) -> Frontend | None:
-        """The work of the API server, with the number of its processes; None: there is none."""
+        """The work of the API server, with the number of its processes; None: no work."""
         settings = self.engine.frontend
         if settings is None:
             return None
@@ -235,7 +232,7 @@ class PoolSettings(Deployment):
 
     @property
     def _new_passes(self) -> Callable[..., Passes] | None:
-        """Makes the passes of a replica that speculates; None: replicas do not."""
+        """Creates the passes of a replica that speculates; None: replicas do not speculate."""
         if self.speculation is None or self.acceptance is None:
             return None
         from sim.speculation.passes import Passes  # noqa: PLC0415 (most runs do not speculate)
@@ -283,7 +280,7 @@ class PoolSettings(Deployment):
 
     @property
     def _release(self) -> Release:
-        """The rules of the engine's scheduler; replicas that send or load KV hash blocks in the old way."""
+        """The rules of the engine's scheduler; replicas that send or load KV use the old block hashes."""
         return (
             self.engine.release if self.role == "mixed" else self.engine.release._replace(hashes_ahead=False)
         )
@@ -294,9 +291,10 @@ class PoolSettings(Deployment):
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that a replica has in flight: one per pipeline stage, if the stages are priced one by one.
+        """Number of batches in flight: one per pipeline stage, if the stages are priced separately.
 
-        Drafts, batches that end as a whole and measured times of whole iterations have one at a time.
+        With drafts, batches that end as a whole, or measured times of complete iterations, there is one at a
+        time.
         """
         if self.pipeline_parallel_size == 1 or self._ends_with_batch:
             return 1
@@ -306,7 +304,7 @@ class PoolSettings(Deployment):
 
     @property
     def max_batch_seqs(self) -> int | None:
-        """Maximum number of sequences in a batch of a pipeline; None: the slots limit them alone."""
+        """Maximum number of sequences in a pipeline batch; None: only the slots limit them."""
         limit = self.engine.pp_max_micro_batch_size
         if limit == 0:
             return max(1, self.engine.max_num_seqs // self.num_ranks // self.pipeline_parallel_size)
@@ -336,7 +334,7 @@ def num_reached(
 ) -> int:
     """Returns the number of replicas, from the first one on, that requests of a run may reach.
 
-    It is that of all replicas unless they are alike, never change, and requests are sent in turn and once.
+    It is the number of all replicas unless they are equal, never change, and requests are sent once, in turn.
     """
     count, num_replicas = source.num_requests, sum(pool.replicas for pool in pools.values())
     [pool, *others] = pools.values()
@@ -421,7 +419,7 @@ def check_kv(pools: Mapping[str, PoolSettings]) -> None:
 
 
 def _check_prompts_drafted(where: str, pool: PoolSettings, pools: Mapping[str, PoolSettings]) -> None:
-    """Raises ValueError if a pool whose prompts come to this one does not compute the KV of its draft."""
+    """Raises ValueError if a pool that prefills for this one does not compute the KV of its draft."""
     for name, other in pools.items():
         own = None if pool.speculation is None else pool.speculation.draft
         if other.speculation is None or other.speculation.draft != own:
@@ -455,10 +453,10 @@ def _check_alike(pools: Mapping[str, PoolSettings], by_role: Mapping[str, list[s
 
 
 def first_token_at(pools: Mapping[str, PoolSettings]) -> str:
-    """Returns which replica sends the first token of an answer to the client, by the decode replicas' engine.
+    """Returns which replica sends the first token to the client, for the engine of the decode replicas.
 
     With vLLM (NixlConnector and llm-d's sidecar), SGLang, TensorRT-LLM's disaggregated serving and NVIDIA
-    Dynamo, the client reads the answer from the decode replica, which sends the first token, too. In the
+    Dynamo, the client reads the answer from the decode replica, which also sends the first token. In the
     papers that proposed the split (Splitwise, DistServe), the prefill replica sends it.
     """
     families = {pool.engine.family for pool in pools.values() if pool.role == "decode"}
@@ -484,7 +482,7 @@ def check_slo(slo: Slo | None, workload: Workload) -> None:
 def taking_turns(
     pools: Sequence[ReplicaPool], settings: Sequence[PoolSettings], sleep_level: int
 ) -> list[ReplicaPool]:
-    """Returns the pools with a replica in the first one only, and with the times to sleep and to wake.
+    """Returns the pools with a replica only in the first one, and with the times to sleep and wake.
 
     Level 1 copies the weights to host memory and back, level 2 loads them from the source of a cold start.
     """

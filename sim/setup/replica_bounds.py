@@ -1,4 +1,4 @@
-"""Analytic bounds that no engine can beat on given replicas; they exclude candidates without a simulation.
+"""Analytic bounds that no engine can beat on given replicas; they exclude candidates without simulating them.
 
 An idle replica is the best case of every request: its prompt alone in one iteration, then its output decoded
 alone. Let t(n, c) be the seconds of an iteration that decodes n sequences with c tokens of context in total,
@@ -6,12 +6,12 @@ and p, a the numbers of prompt tokens and output tokens of a request:
 
     TTFT >= frontend + t(prompt p alone),  TPOT >= min over n of t(n, n (p + 1)),  E2E >= TTFT + (a - 1) TPOT
 
-The share of requests for which these bounds meet the SLO is an upper bound of the attainment for any number
-of replicas.
+The share of requests whose bounds meet the SLO is an upper bound of the attainment for any number of
+replicas.
 
 Work: of N requests, ceil(target N) must meet the SLO, so R replicas must do their work between the first
-arrival and the last deadline, within T seconds: R T >= work. Whichever requests miss the SLO, the work is at
-least the sum over the ceil(target N) requests with the least work:
+arrival and the last deadline, within T seconds: R T >= work. For any choice of requests that miss the SLO,
+the work is at least the sum over the ceil(target N) requests with the least work:
 
     tokens   every token passes all matrices: (p + a - 1) x the minimum seconds per token of any iteration
     decode   an iteration that decodes n takes >= alpha + beta n (below all t(n, n)); requests that meet the
@@ -19,10 +19,10 @@ least the sum over the ceil(target N) requests with the least work:
     KV       p tokens of KV are held while decoding: p (a - 1) TPOT token-seconds of the KV capacity
     slots    a slot is held while decoding: (a - 1) TPOT seconds of max_num_seqs
 
-With speculation a pass gives a sequence at most m tokens, so that TPOT and the seconds per decoded token are
-at least 1/m of these. Prompts with KV that may be in a cache count as one token. It is assumed that an
-iteration with more tokens or sequences is not shorter. With jitter any iteration may be short, so the bounds
-are trivial.
+With speculation a pass yields at most m tokens per sequence, so TPOT and the seconds per decoded token are at
+least 1/m of these. Prompts with KV that may be in a cache count as one token. It is assumed that an iteration
+with more tokens or sequences is not shorter. With jitter any iteration may be short, so the bounds are
+trivial.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from sim.workload.listed import ListedSource
 Floats = NDArray[np.float64]
 
 GRID: Floats = np.unique(np.geomspace(1, 32_768, 76).astype(np.int64)).astype(np.float64)
-"""Numbers of tokens for which iterations are priced, 15 % apart, as each takes milliseconds.
+"""Numbers of tokens for which iterations are priced, 15 % apart because pricing takes milliseconds.
 
 A number between two of them takes at least as long as the smaller one."""
 
@@ -102,7 +102,10 @@ class Idle(NamedTuple):
 
 
 def least_limit(values: Floats, share: float) -> float:
-    """Returns the smallest limit that a share of the values meets; 0.9 of 10: the ninth. NaN meets none."""
+    """Returns the smallest limit that a share of the values meets; 0.9 of 10: the ninth.
+
+    NaN never meets it.
+    """
     ordered = np.sort(np.where(np.isnan(values), np.inf, values))
     return float(ordered[max(0, math.ceil(share * len(ordered) * (1 - 1e-12)) - 1)])
 
@@ -135,7 +138,7 @@ def idle_latencies(deployment: Deployment, model: IterationModel, demand: Demand
     lengths = GRID[: index.max() + 1]
     engine, frontend = deployment.engine, deployment.engine.frontend or Frontend()
     work_s = frontend.request_s + frontend.prompt_token_s * prompts
-    # Chunks of a prompt overlap in the stages of a pipeline, at best all of them.
+    # Chunks of a prompt overlap in the stages of a pipeline, in the best case all of them.
     stages = deployment.layout.pipeline_parallel_size
     ttft_s = engine.frontend_s + work_s + _prompt_seconds(model, lengths, demand.reusable)[index] / stages
     step_s = _step_seconds(model, lengths + 1, deployment.max_num_seqs)[index]
@@ -202,7 +205,7 @@ def decode_token_seconds(
 
 
 def _line_below(counts: Floats, seconds: Floats) -> tuple[float, float]:
-    """Returns alpha and beta >= 0 of a line alpha + beta n that is nowhere above the seconds."""
+    """Returns alpha and beta >= 0 of a line alpha + beta n that never exceeds the seconds."""
     if len(counts) == 1:
         return float(seconds[0]), 0.0
     start_s = float(seconds.min())
@@ -211,7 +214,7 @@ def _line_below(counts: Floats, seconds: Floats) -> tuple[float, float]:
 
 
 def _prompt_seconds(model: IterationModel, lengths: Floats, reusable: bool) -> Floats:
-    """Returns the prefill seconds of a prompt alone; of its last token only, if the rest may be cached."""
+    """Returns the prefill seconds of a prompt alone, or of only its last token if the rest may be cached."""
     ones, zeros = np.ones_like(lengths), np.zeros_like(lengths)
     if reusable:
         return _known(model.seconds(IterationShape(zeros, zeros, ones, ones, lengths, lengths, ones)))
@@ -232,12 +235,12 @@ def _decode_seconds(model: IterationModel, seqs: Floats, contexts: Floats) -> Fl
 
 
 def _known(seconds: object) -> Floats:
-    """Replaces NaN, for iterations that a replaying model does not know, by 0 seconds."""
+    """Replaces NaN, for iterations unknown to a recorded model, by 0 seconds."""
     return np.nan_to_num(np.asarray(seconds, np.float64), nan=0.0)
 
 
 def _deadlines(demand: Demand, slo: Slo) -> Floats:
-    """Returns the seconds after its arrival by which a request that meets the SLO has ended."""
+    """Returns the seconds after arrival within which a request that meets the SLO ends."""
     limits: Mapping[str, float] = slo.limits_s
     gaps = demand.output_tokens - 1
     decoded_s = np.where(gaps > 0, gaps * limits["tpot"] if "tpot" in limits else math.inf, 0.0)

@@ -1,6 +1,6 @@
 """The settings of a whole simulated run: checks them, runs the simulation and computes its metrics.
 
-The module is long because it is one object: all settings, their checks, and the run that they make.
+The module is long because it is one object: all settings, their checks, and the run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Scenario(PoolSettings, ClusterSettings):
     client: Client = NO_CLIENT
     """The load generator that measures TTFT."""
     tariff: Tariff | None = None
-    """Prices that clients pay, for the bill in the summary; None: there is no bill."""
+    """Prices that clients pay, for the bill in the summary; None: no bill."""
     energy: EnergySettings = EnergySettings()
     load: Annotated[Positive, "2 is twice the traffic"] = 1.0
     """Factor on the rate of open-loop arrivals: see `sim.workload.modified`."""
@@ -106,7 +106,7 @@ class Scenario(PoolSettings, ClusterSettings):
         own_figures(self.metrics.own)
 
     def _resolve(self) -> None:
-        """Sets what follows from other settings: the replica of the first token, the task of the drafts."""
+        """Sets derived settings: the replica of the first token, and the task of the drafts."""
         sender = self.kv_transfer.first_token_at or first_token_at(self.pools_by_name)
         object.__setattr__(self, "kv_transfer", replace(self.kv_transfer, first_token_at=sender))
         task = getattr(self.workload, "task", None)
@@ -170,7 +170,7 @@ class Scenario(PoolSettings, ClusterSettings):
             raise ValueError(f"failures.{error}") from None
 
     def _check_recovery(self) -> None:
-        """Raises ValueError if requests could not continue after a crash as `recovery` says."""
+        """Raises ValueError if requests could not continue after a crash as `recovery` requires."""
         key = f"recovery.way={self.recovery.way}"
         if self.recovery.way == "scratch":
             return
@@ -230,12 +230,12 @@ class Scenario(PoolSettings, ClusterSettings):
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token that the SLO allows, s; None: it has none."""
+        """Time per output token that the SLO allows, s; None: no limit."""
         return None if self.slo is None else self.slo.limits_s.get("tpot")
 
     @property
     def served_adapters(self) -> tuple[Adapter, ...]:
-        """The adapters that requests of the workload name."""
+        """The adapters named by requests of the workload."""
         served: tuple[Adapter, ...] = getattr(self.workload, "adapters", ())
         return served
 
@@ -291,7 +291,7 @@ class Scenario(PoolSettings, ClusterSettings):
         return made if level is None else taking_turns(made, list(self.pools.values()), level)
 
     def _measured(self, made: ReplicaPool, pool: PoolSettings) -> ReplicaPool:
-        """Returns a pool whose requests arrive as late as the client's clock says."""
+        """Returns a pool whose requests arrive later by the client's added time."""
         added_s = self.client.added_s(pool.engine.family)
         return replace(made, frontend_s=made.frontend_s + added_s) if added_s else made
 
@@ -303,7 +303,7 @@ class Scenario(PoolSettings, ClusterSettings):
     ) -> RunRecords:
         """Runs the simulation without computing metrics; `report`: see `Simulation.run`.
 
-        attach: processes of the user's, see `sim.cluster.attached`.
+        attach: user processes, see `sim.cluster.attached`.
 
         If sim.shards is set, the shards run in this process, one after the other.
         """
@@ -351,7 +351,7 @@ class Scenario(PoolSettings, ClusterSettings):
         return self._result(records, part.table, traffic, setting, figures.summary(records, part))
 
     def result_of_sums(self, sums: RunSums, end: RunRecords, traffic: WorkloadNotes) -> RunResult:
-        """Returns the result of a run that has streamed its records. end: these, with tables without rows."""
+        """Returns the result of a run that has streamed its records. end: the records, with empty tables."""
         setting, summary = sums.figures.setting, sums.figures.summary(end)
         return replace(self._result(end, end.requests, traffic, setting, summary), sums=sums)
 
@@ -363,7 +363,7 @@ class Scenario(PoolSettings, ClusterSettings):
         setting: FigureSetting,
         summary: dict[str, Any],
     ) -> RunResult:
-        """Returns the result of a run. summary: its figures, to which its settings and notes are added."""
+        """Returns the result of a run. summary: its metrics, to which settings and notes are added."""
         summary["memory"] = asdict(next(iter(self.pools_by_name.values())).plan_memory())
         self.add_dialects(summary, records)
         self.describe(summary, traffic, setting.pools)
@@ -383,7 +383,7 @@ class Scenario(PoolSettings, ClusterSettings):
         *,
         plots: bool = False,
     ) -> FigureSetting:
-        """Returns the setting of the accumulators of the figures.
+        """Returns the setting of the metrics' accumulators.
 
         hardware: see `pool_hardware`. pool_records: those of the run. kept, plots: see `FigureSetting`.
         Raises ValueError: see `FigureSetting`.
@@ -452,16 +452,16 @@ class Scenario(PoolSettings, ClusterSettings):
 
     @property
     def own_terms(self) -> tuple[str, ...]:
-        """Latencies that the SLO limits and only the workload knows."""
+        """Latencies that the SLO limits and only the workload provides."""
         return () if self.slo is None else self.slo.workload_terms
 
     def _new_latencies(self, in_shards: bool) -> list[OwnLatency]:
-        """Returns what computes the `own_terms`. in_shards: see `sim.workload.base`."""
+        """Returns the accumulators that compute the `own_terms`. in_shards: see `sim.workload.base`."""
         terms = self.own_terms
         return own_latencies(self.workload, seed=self.seed, in_shards=in_shards, terms=terms) if terms else []
 
     def add_dialects(self, summary: dict[str, Any], records: RunRecords) -> None:
-        """Adds the figures in the definitions of other tools to a summary, as `metrics.dialect` says."""
+        """Adds the metrics by other tools' definitions to a summary, according to `metrics.dialect`."""
         if not self.metrics.dialects:
             return
         trimmed = summary["trimmed"]

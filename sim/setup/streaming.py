@@ -1,4 +1,4 @@
-"""Runs a scenario whose records are written and summed up while it goes on."""
+"""Runs a scenario whose records are written and accumulated during the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sim.workload.sessions import OpenSessions
 
 
 class Tables(Protocol):
-    """Tables that are written while a run goes on."""
+    """Tables that are written during a run."""
 
     def add(self, chunk: RecordChunk) -> None:
         """Writes a chunk, whose requests have `request_metrics`. Raises OSError."""
@@ -76,11 +76,11 @@ def stream(
     plots: bool = True,
     group_rows: int = GROUP_ROWS,
 ) -> RunResult:
-    """Runs a scenario; its records go to `tables`, and to the accumulators of its figures.
+    """Runs a scenario; its records go to `tables` and to the accumulators of its metrics.
 
-    report: see `Simulation.run`. plots: whether what the plots show is added up. If a table cannot be
-    written, the run ends there; the result is that of the run up to then, with the error. Raises ValueError
-    for what `check_streamed` refuses, and for a run in shards.
+    report: see `Simulation.run`. plots: whether plot data is accumulated. If a table cannot be written, the
+    run stops; the result covers the run up to then, with the error. Raises ValueError for scenarios that
+    `check_streamed` rejects, and for a run in shards.
     """
     if scenario.sim.shards is not None:
         raise ValueError(
@@ -128,11 +128,11 @@ def stream_to(
     iterations: bool = False,
     plots: bool = True,
 ) -> RunResult:
-    """Runs a scenario as `stream` does, with its tables in a folder.
+    """Runs a scenario like `stream`, with its tables in a folder.
 
-    config: the resolved config, which is written first. iterations: whether there are tables of iterations
-    and gaps. Raises ConfigError if the disk has no room for the tables, before the run, and for mistakes that
-    only show during it; and OSError if the first file cannot be written.
+    config: the resolved config, which is written first. iterations: whether to write tables of iterations and
+    gaps. Raises ConfigError before the run if the disk has no room for the tables, or later for errors that
+    appear only during the run; and OSError if the first file cannot be written.
     """
     try:
         check_free_space(folder, source.num_requests or 0, iterations=iterations)

@@ -1,14 +1,14 @@
 """Thinned fleets: one in n of the replicas of a run, with one in n of its requests (`sim.thin`).
 
-Which figures of the thinned fleet are those of the whole one:
+Which metrics of the thinned fleet equal those of the whole one:
 
 - Replicas that are chosen at random (routing=random): all means, percentiles and rates, without bias.
-- In turn (round_robin, weighted): the requests of a replica arrive a little less regularly than in the whole
-  fleet, with a coefficient of variation of about the root of n / replicas more.
+- In turn (round_robin, weighted): the requests of a replica arrive slightly less regularly than in the whole
+fleet; their coefficient of variation is higher by about the root of n / replicas.
 - By the router's own counts (least_outstanding, power_of_two): a router that compares fewer replicas balances
-  a little worse, which shows as long as there are few; below `MIN_REPLICAS` it is refused. Routers that read
-  signals are refused: with join_shortest_kv, 128 of 640 replicas gave a mean TTFT that was 1 to 3 % too low.
-- By prefix: families of prompts stay whole, so there must be many of them.
+slightly worse, which matters for small numbers; below `MIN_REPLICAS` it is rejected. Routers that read
+signals are rejected: with join_shortest_kv, 128 of 640 replicas gave a mean TTFT that was 1 to 3 % too low. -
+By prefix: families of prompts stay whole, so there must be many of them.
 - Maxima and peaks are smaller than those of the whole fleet.
 """
 
@@ -28,13 +28,15 @@ from sim.workload.thinned import ThinnedWorkload
 Pool = TypeVar("Pool", bound=PoolSettings)
 
 MIN_REPLICAS = 16
-"""Fewest replicas of a thinned fleet with a router that compares replicas."""
+"""Minimum number of replicas of a thinned fleet with a router that compares replicas."""
 MIN_CLUSTERS = 2
-"""Fewest replicas of a thinned fleet, as its intervals come from the differences between replicas."""
+"""Minimum number of replicas of a thinned fleet, because its intervals come from differences between
+replicas.
+"""
 
 
 def thinned(scenario: Scenario) -> Scenario:
-    """Returns the scenario of the thinned fleet. Raises ValueError where its figures could not be right."""
+    """Returns the scenario of the thinned fleet. Raises ValueError if its metrics would be wrong."""
     n = scenario.sim.thin
     _check_parts(scenario)
     pools = {name: _fewer_replicas(pool, f"pools.{name}.", n) for name, pool in scenario.pools.items()}
@@ -65,7 +67,7 @@ def _fewer_replicas(pool: Pool, where: str, n: int) -> Pool:
 
 
 def _check_parts(scenario: Scenario) -> None:
-    """Raises ValueError for parts of a fleet that a smaller one does not have in proportion."""
+    """Raises ValueError for parts of a fleet that do not scale with its size."""
     key, n = f"sim.thin={scenario.sim.thin}", scenario.sim.thin
     num_left = scenario.num_replicas // n
     fewest = MIN_REPLICAS if reads_replicas(scenario.routing) else MIN_CLUSTERS

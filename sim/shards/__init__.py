@@ -1,1 +1,1 @@
-"""Exact shards: replicas that do not influence each other, simulated apart and merged to one run."""
+"""Exact shards: replicas that do not influence each other, simulated separately and merged into one run."""

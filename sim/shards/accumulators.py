@@ -1,4 +1,4 @@
-"""The accumulators of a shard as bytes, which can be read without executing what is in them."""
+"""The accumulators of a shard as bytes, which can be read without executing their content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALLOWED = {
     ("numpy._core.numeric", "_frombuffer"),
     ("numpy._core.multiarray", "scalar"),
 }
-"""Classes of accumulators, and what numpy makes arrays of; beside them only classes of `METRICS` are read."""
+"""Classes of accumulators and of numpy's arrays; apart from them only classes of `METRICS` are read."""
 
 T = TypeVar("T")
 
@@ -35,14 +35,14 @@ class _Writer(pickle.Pickler):
     """Writes an accumulator, with tables as columns of numbers."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Returns how a table is made again."""
+        """Returns the recipe that recreates a table."""
         if isinstance(obj, Table):
             return table_of, ({name: obj[name] for name in obj},)
         return NotImplemented
 
 
 class _Reader(pickle.Unpickler):
-    """Reads an accumulator, and nothing but the classes of which accumulators consist."""
+    """Reads an accumulator; accepts only the classes of which accumulators consist."""
 
     def __init__(self, content: BytesIO, own: Sequence[type]) -> None:
         super().__init__(content)
@@ -56,7 +56,7 @@ class _Reader(pickle.Unpickler):
             return super().find_class(module_name, global_name)
         if module_name.startswith(METRICS):
             found = super().find_class(module_name, global_name)
-            # A module also has what it imports, such as all of numpy under the name `np`.
+            # A module also contains its imports, such as all of numpy under the name `np`.
             if isinstance(found, type) and (found.__module__, found.__qualname__) == (
                 module_name,
                 global_name,
@@ -75,11 +75,11 @@ def accumulator_bytes(accumulator: object) -> bytes:
 def read_accumulator(content: bytes, kind: type[T], own: Sequence[type] = ()) -> T:
     """Returns the accumulator that `accumulator_bytes` was given. Raises DamagedShardError.
 
-    own: classes of the user's own metrics, which are read as well.
+    own: classes of user-defined metrics, which are also read.
     """
     try:
         found = _Reader(BytesIO(content), own).load()
-    except Exception as error:  # damaged bytes can raise any, such as ImportError or OverflowError
+    except Exception as error:  # damaged bytes can raise any error, such as ImportError or OverflowError
         raise DamagedShardError(str(error)) from error
     if not isinstance(found, kind):
         raise DamagedShardError(f"it is no {kind.__name__}")

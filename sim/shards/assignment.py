@@ -1,7 +1,7 @@
 """The replica of every request, under a routing policy that reads no replica.
 
-The policy of the run is asked in the order of the arrivals, as in a run of one process, with one copy per
-model. So the assignment of a shard is that of the whole run, whichever process computes it.
+The policy of the run is called in the order of the arrivals, as in a run of one process, with one copy per
+model. The assignment of a shard therefore equals that of the whole run in every process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.chunks import Chunk, chunks_of
 
 NOWHERE = -1
-"""In place of a replica, for a request whose model no replica serves."""
+"""Used instead of a replica for a request whose model no replica serves."""
 ABSENT = -2
-"""In place of a replica, for the id of a request that does not arrive."""
+"""Used instead of a replica for the id of a request that does not arrive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ def assign(
     """Reads the traffic of a run and assigns each request to a replica.
 
     routing: used without a copy, so its state changes. until_s: end of the run, after which no traffic is
-    read; None: it has none. Raises WrongDecisionError for a policy that reads a replica.
+    read; None: no end. Raises WrongDecisionError for a policy that reads a replica.
     """
     routers = _StaticRouters(routing, pools)
     replicas = np.full(source.num_requests or 0, ABSENT, np.int32)
@@ -100,7 +100,7 @@ def _chunks(source: Source, until_s: float) -> Iterator[Chunk]:
     """Yields the requests, up to the first that arrives after until_s."""
     for chunk in chunks_of(source, until_s):
         num_due = int(np.searchsorted(chunk.at_s, until_s, side="right"))
-        if num_due < len(chunk):  # a run reads one request ahead, which the notes of its traffic count
+        if num_due < len(chunk):  # a run reads one request ahead, which the traffic's notes include
             yield chunk.where(slice(num_due + 1))
             return
         if len(chunk):

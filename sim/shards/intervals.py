@@ -1,8 +1,8 @@
 """The iterations and gaps of all shards in the order of simulated time, without all of them in memory.
 
 A shard writes a table as an Arrow file with one record batch for each interval of simulated time (see
-`sim.records.timed_rows`), the first of which is that of time 0, so that the rows of an interval can be read
-from all shards and merged, interval after interval.
+`sim.records.timed_rows`), starting at time 0, so the rows of an interval can be read from all shards and
+merged, interval by interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sim.shards.open_files import OpenFiles
 from sim.shards.shard_file import ShardMember
 
 MEMBERS: Final = "intervals/"
-"""Name of a table in the file of a shard, before that of the table."""
+"""Prefix of a table's name in the file of a shard."""
 
 
 class _IntervalWriter:
@@ -34,7 +34,7 @@ class _IntervalWriter:
         self._num_written = 0
 
     def add(self, number: int, rows: AnyTable) -> None:
-        """Writes the rows of an interval, which comes after those before."""
+        """Writes the rows of the next interval."""
         assert number >= self._num_written
         table = arrow_table(rows)
         if self._writer is None:
@@ -71,9 +71,9 @@ def _reader(shard: int, content: IO[bytes]) -> Any:
 
 
 def merged_intervals(name: str, shards: Sequence[ShardMember]) -> Iterator[Table]:
-    """Yields the rows of a table of all shards, interval after interval; an interval has at least one row.
+    """Yields the rows of a table of all shards, interval by interval; an interval has at least one row.
 
-    Few files of shards are open at once.
+    Only few shard files are open at once.
     """
     with OpenFiles(shards, _reader) as files:
         nothing = [of_arrow(files.opened(index).schema.empty_table()) for index in range(len(shards))]

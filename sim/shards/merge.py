@@ -1,6 +1,6 @@
-"""Merges the records of shards to those of the whole run, equal to the last bit.
+"""Merges the records of shards into the records of the whole run, bit-identically.
 
-A run of one process has its iterations, events and gaps replica after replica, and its requests by id. The
+A run of one process has its iterations, events and gaps replica by replica, and its requests by id. The
 shards have consecutive replicas, so their tables are concatenated, and the requests are sorted.
 """
 
@@ -19,7 +19,7 @@ from sim.speculation.log import SpeculationRecord, added_acceptance
 def merged(shards: Sequence[ShardRecords], until_s: float | None = None) -> RunRecords:
     """Returns the records of the whole run. shards: all shards, by replica. until_s: end of the run, if any.
 
-    The shards' records are dropped table by table, as both together would need twice the memory.
+    The shards' records are dropped table by table, because both together would need twice the memory.
     """
     parts = [shard.records for shard in shards]
     end_s = _end_s(shards, until_s)

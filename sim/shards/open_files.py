@@ -1,4 +1,4 @@
-"""Files of many shards, of which few are open at once."""
+"""Files of many shards, of which only few are open at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import IO, Final, Generic, TypeVar
 from sim.shards.shard_file import ShardMember
 
 MAX_OPEN: Final = 100
-"""Files of shards that are open at once; a process may have 256 or 1,024 of all kinds, by default."""
+"""Maximum number of open shard files; by default a process may have 256 or 1,024 open files of all kinds."""
 
 Reader = TypeVar("Reader")
 
 
 class OpenFiles(Generic[Reader]):
-    """The content of shards, of which the `MAX_OPEN` that were used last are open.
+    """The content of shards; the `MAX_OPEN` most recently used are open.
 
     read: returns a reader of the content of a shard, given its index.
     """

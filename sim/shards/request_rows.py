@@ -1,7 +1,7 @@
 """The requests of all shards in the order of their ids, without all of them in memory.
 
-A shard has requests from the whole run. Its table is written in row groups of ids that are close together,
-so that the rows of a range of ids can be read from all shards, and merged, range after range.
+A shard has requests from the whole run. Its table is written in row groups of neighbouring ids, so the rows
+of a range of ids can be read from all shards and merged, range by range.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sim.shards.open_files import OpenFiles
 from sim.shards.shard_file import ShardMember
 
 GROUPS_AT_ONCE: Final = 8
-"""Groups (see `sim.records.run`) whose requests are merged at once: half a million rows, 200 MB."""
+"""Number of groups (see `sim.records.run`) whose requests are merged at once: half a million rows, 200 MB."""
 ID: Final = "request_id"
 
 
@@ -40,14 +40,14 @@ def rows_bytes(requests: AnyTable, group_rows: int = GROUP_ROWS) -> bytes:
 
 
 def _runs(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Yields first and end of the rows of each value, in sorted values; of no values, the empty range."""
+    """Yields the row range (first, end) of each value in sorted values; for no values, the empty range."""
     return pairwise([0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)])
 
 
 def merged_groups(shards: Sequence[ShardMember], group_rows: int = GROUP_ROWS) -> Iterator[Table]:
-    """Yields the requests of all shards, group after group, by request id; a group has at least one row.
+    """Yields the requests of all shards, group by group, by request id; a group has at least one row.
 
-    shards: what `rows_bytes` returns for each. Few of their files are open at once.
+    shards: the result of `rows_bytes` for each. Only few of their files are open at once.
     """
     with _tables(shards) as tables:
         places: dict[int, list[tuple[int, int]]] = {}

@@ -1,7 +1,7 @@
-"""Simulates a shard: consecutive replicas of a run with exactly the requests that the router gives them.
+"""Simulates a shard: consecutive replicas of a run with exactly the requests that the router sends to them.
 
-Requests, replicas and random draws have the numbers of the whole run, so each replica does what it does
-there.
+Requests, replicas and random draws have the numbers of the whole run, so each replica behaves as in the whole
+run.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from sim.shards.traffic import Bounds, ShardSource
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecords:
-    """The records of a shard that has run, and what the end of the whole run depends on.
+    """The records of a finished shard, and the data that determines the end of the whole run.
 
-    records: the tables have the rows of the shard's requests and replicas only; `replicas` has all replicas
+    records: the tables have only the rows of the shard's requests and replicas; `replicas` has all replicas
       of the run.
     last_end_s: end of the last request, s. has_more: whether requests were unfinished or still to arrive.
-    pinned: of each replica of the shard, as its pinned prefixes are kept until the end of the whole run.
+    pinned: the pinned prefixes of each replica of the shard, which are kept until the end of the whole run.
     """
 
     records: RunRecords
@@ -118,7 +118,7 @@ class ShardRequestLog(RequestLog):
 class ShardRecording:
     """Keeps the records of a shard until its end, with all replicas of the run by their index.
 
-    assignment: of the whole run. pools: those of the run. bounds: the replicas of the shard.
+    assignment: of the whole run. pools: the run's pools. bounds: the replicas of the shard.
     """
 
     def __init__(self, assignment: Assignment, pools: Sequence[ReplicaPool], bounds: Bounds) -> None:
@@ -127,7 +127,7 @@ class ShardRecording:
         self.requests = ShardRequestLog(assignment.of_shard(self._first, end))
 
     def hand_on(self, run: RecordedRun) -> None:
-        """Does nothing: no record leaves before the end."""
+        """Does nothing: no records are flushed before the end."""
 
     def end(self, run: RecordedRun, end_s: float, *, interrupted: bool) -> RunRecords:
         """Returns the tables of the shard's requests, iterations and events."""
@@ -147,12 +147,12 @@ def run_shard(
     sim: SimSettings,
     report: Callable[[float, int], None] | None = None,
 ) -> ShardRecords:
-    """Simulates the replicas bounds[0] to bounds[1] - 1 with the requests that a static router gives them.
+    """Simulates the replicas bounds[0] to bounds[1] - 1 with the requests that a static router sends to them.
 
-    source: the traffic of the shard. pools: those of the run. report: see `Simulation.run`.
+    source: the traffic of the shard. pools: the run's pools. report: see `Simulation.run`.
     """
-    # The objects of the last shard refer to each other, and the collector, paused in runs, comes too rarely.
-    # They are young, so those of the process that have survived a full collection need not be walked.
+    # The objects of the last shard refer to each other, and the collector, paused during runs, runs too
+    # rarely. They are young, so objects that have survived a full collection need not be scanned.
     gc.collect(1)
     simulation = Simulation(
         source=source,

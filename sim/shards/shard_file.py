@@ -1,6 +1,6 @@
 """The records of a shard as the bytes of one file: a zip archive of Parquet tables and one JSON text.
 
-Reading a file executes nothing that is in it.
+Reading a file executes none of its content.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNFILLED = ("a", "b", "c", "d")
 COUNTS = ("num_evicted_blocks", "num_discarded_tokens", "num_lost_first_tokens")
 PLAIN = "shard.json"
 CHECKED_BYTES = 1 << 20
-"""Bytes of a file that are checked at once."""
+"""Number of bytes of a file that are checked at once."""
 
 
 class DamagedShardError(ValueError):
@@ -44,9 +44,9 @@ class DamagedShardError(ValueError):
 def shard_bytes(
     shard: ShardRecords, notes: WorkloadNotes, parts: Mapping[str, bytes] = MappingProxyType({})
 ) -> bytes:
-    """Returns the content of the file of a shard. notes: those of the traffic of the whole run.
+    """Returns the content of the file of a shard. notes: the notes on the traffic of the whole run.
 
-    parts: further content by name, for a shard whose tables have no rows.
+    parts: additional content by name, for a shard whose tables have no rows.
     """
     records = shard.records
     tables = {name: getattr(records, name) for name in TABLES}
@@ -81,7 +81,7 @@ def shard_bytes(
 
 
 class ShardMember(NamedTuple):
-    """Content of a file of a shard, which is closed. file: its path, or the whole file in memory."""
+    """The content of a closed shard file. file: its path, or the complete file in memory."""
 
     file: Path | IO[bytes]
     name: str
@@ -119,12 +119,12 @@ class ShardFile:
         return self._archive.namelist()
 
     def part(self, name: str) -> bytes:
-        """Returns the content of a member that is no table of the shard."""
+        """Returns the content of a member that is not a table of the shard."""
         with _damage_reported():
             return self._archive.read(name)
 
     def member(self, name: str) -> ShardMember:
-        """Checks further content; returns it to be opened after this file is closed."""
+        """Checks additional content; returns it so that it can be opened after this file is closed."""
         with _damage_reported(), self._archive.open(name) as whole:
             while whole.read(CHECKED_BYTES):  # compares the checksum at the end
                 pass
@@ -137,7 +137,7 @@ class ShardFile:
 
 @contextmanager
 def _damage_reported() -> Iterator[None]:
-    """Raises DamagedShardError in place of the errors of readers."""
+    """Converts the errors of readers to DamagedShardError."""
     try:
         yield
     except (BadZipFile, KeyError, TypeError, ValueError, OSError) as error:

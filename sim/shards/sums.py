@@ -1,7 +1,7 @@
-"""Shards of a run that streams: their figures and requests are added up and merged.
+"""Shards of a streaming run: their metrics and requests are accumulated and merged.
 
-A shard returns its accumulators and the rows of its requests instead of its tables. The merged figures are
-those of one process that streams its records, to the last bit.
+A shard returns its accumulators and the rows of its requests instead of its tables. The merged metrics are
+bit-identical to those of one process that streams its records.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sim.workload.base import WorkloadNotes
 SUMS, ROWS = "sums", "rows"
 """Names of the parts of the file of a shard."""
 NewSetting = Callable[[Sequence[PoolRecord]], FigureSetting]
-"""Makes the setting of figures from the records of the pools."""
+"""Creates the setting of metrics from the records of the pools."""
 
 
 class MergedSums(NamedTuple):
-    """The whole run.
+    """The whole run. end: its records, with empty tables.
 
-    end: its records, with tables without rows. rows: of each shard, the rows of its requests, see
-    `sim.shards.request_rows`. intervals: likewise, of the tables of `sim.records.timed_rows` by name.
+    rows: the request rows of each shard, see `sim.shards.request_rows`. intervals: the rows of the tables of
+    `sim.records.timed_rows`, by name and shard.
     """
 
     sums: RunSums
@@ -47,8 +47,8 @@ def sums_bytes(
 ) -> bytes:
     """Returns the content of the file of a shard.
 
-    notes: those of the traffic of the whole run. width_s: of the intervals of iterations and gaps; None:
-    these are left out.
+    notes: the notes on the traffic of the whole run. width_s: width of the intervals of iterations and gaps;
+    None: these are omitted.
     """
     records = shard.records
     sums = RunSums(new_setting(records.pools))

@@ -1,7 +1,7 @@
 """The traffic of shards: the requests of a run that belong to the replicas of each shard.
 
-The whole traffic is read where a shard is simulated; there is no process that hands it out. A process that
-simulates several shards reads it once for some of them, and keeps their rows.
+Every process that simulates a shard reads the whole traffic; no process distributes it. A process that
+simulates several shards reads it once for several of them, and keeps their rows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.chunks import Chunk, arrivals_of, chunks_of
 
 MAX_ROWS = 1_200_000
-"""Requests of the shards for which the traffic is read at once; as columns they take 60 MB."""
+"""Maximum number of requests of the shards for which the traffic is read at once; as columns they take 60 MB.
+"""
 
 Bounds = tuple[int, int]
-"""The first replica of a shard, and the one after its last."""
+"""The first replica of a shard, and the one after its last replica."""
 
 
 class ShardSource:
@@ -32,7 +33,7 @@ class ShardSource:
     is_open_loop = True
 
     def __init__(self, chunks: Sequence[Chunk], patience_s: float | None, notes: WorkloadNotes) -> None:
-        """Creates the traffic. notes: those of the whole run."""
+        """Creates the traffic. notes: the notes on the whole run's traffic."""
         self.num_requests: int | None = sum(map(len, chunks))
         self.last_arrival_s: float | None = float(chunks[-1].at_s[-1]) if chunks else None
         self.patience_s = patience_s
@@ -51,7 +52,7 @@ class ShardSource:
 
 
 class ShardTraffic:
-    """The traffic of all shards of a run. new_source: makes the traffic of the whole run, unread."""
+    """The traffic of all shards of a run. new_source: creates the traffic of the whole run, unread."""
 
     def __init__(
         self, new_source: Callable[[], Source], assignment: Assignment, bounds: Sequence[Bounds]
@@ -68,7 +69,10 @@ class ShardTraffic:
         self._patience_s: float | None = None
 
     def source(self, index: int) -> ShardSource:
-        """Returns the traffic of a shard. The next shards are read with it, as far as `MAX_ROWS` allows."""
+        """Returns the traffic of a shard.
+
+        The next shards are read along with it, as far as `MAX_ROWS` allows.
+        """
         if index not in self._kept:
             self._kept = self._read(index)
         return ShardSource(self._kept.pop(index), self._patience_s, self._assignment.notes)
@@ -97,7 +101,7 @@ class ShardTraffic:
         }
 
     def _shards_of(self, chunk: Chunk) -> NDArray[np.int64]:
-        """Returns the shard of each request, [N]; -1: it comes after the end of the run."""
+        """Returns the shard of each request, [N]; -1: it arrives after the end of the run."""
         replicas = self._assignment.replicas
         ids = chunk.request_id
         if len(ids) and ids.max() < len(replicas):

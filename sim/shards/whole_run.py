@@ -20,9 +20,9 @@ from sim.shards.traffic import Bounds, ShardTraffic
 from sim.workload.base import Source, is_open_loop
 
 REQUESTS_PER_SHARD = 50_000
-"""Requests of a shard with `auto`: some 100 MiB of records, and about 3 s."""
+"""Requests per shard with `auto`: about 100 MiB of records, and about 3 s."""
 SHARDS_PER_PROCESS = 4
-"""Least number of shards for each process with `auto`, so that all processes end at about the same time."""
+"""Minimum number of shards per process with `auto`, so that all processes end at about the same time."""
 
 
 def shard_bounds(
@@ -39,7 +39,7 @@ def shard_bounds(
 
 
 def check_traffic(source: Source, sim: SimSettings) -> None:
-    """Raises ValueError for traffic in which the end of a request decides on later ones."""
+    """Raises ValueError for traffic in which later requests depend on the end of earlier ones."""
     if sim.shards is not None and not is_open_loop(source):
         raise ValueError(
             f"sim.shards={sim.shards}: the requests of this workload follow the ends of others; choose "
@@ -55,11 +55,11 @@ def run_all(
     sim: SimSettings,
     report: Callable[[float, int], None] | None = None,
 ) -> RunRecords:
-    """Runs the shards that sim.shards asks for; returns the records of the whole run.
+    """Runs the shards configured by sim.shards; returns the records of the whole run.
 
-    source: the traffic, which is read for the notes. new_source: makes that of each shard. report: see
-    `Simulation.run`. Raises ValueError: see `check_traffic`; and KeyboardInterrupt after Ctrl-C, as parts of
-    a run are no result.
+    source: the traffic, which is read for the notes. new_source: creates the traffic of each shard. report:
+    see `Simulation.run`. Raises ValueError: see `check_traffic`; and KeyboardInterrupt after Ctrl-C, because
+    parts of a run are no valid result.
     """
     check_traffic(source, sim)
     assignment = assign(source, cluster.for_a_run().routing, pools, sim.until_s)

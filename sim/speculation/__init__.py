@@ -18,7 +18,7 @@ class Verdicts(NamedTuple):
     """The acceptance of the drafts of a request, by the output position at which they begin."""
 
     accepted: NDArray[np.uint8]
-    """[num_positions]: accepted draft tokens if a pass drafts as many as it can from position p on.
+    """[num_positions]: accepted draft tokens if a pass drafts as many tokens as possible from position p on.
 
     With k < K draft tokens, or k levels of a tree, min(accepted, k) are accepted.
     """
@@ -27,16 +27,16 @@ class Verdicts(NamedTuple):
 
 
 class Acceptance(Protocol):
-    """Says which draft tokens are accepted. A frozen dataclass, a choice of configs/acceptance."""
+    """Decides which draft tokens are accepted. A frozen dataclass, a choice of configs/acceptance."""
 
     def check(self, proposer: Proposer) -> None:
-        """Raises ValueError if the model does not say what the drafts of a proposer need."""
+        """Raises ValueError if the model lacks data for the drafts of a proposer."""
         ...
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1.
 
-        They depend on the arguments only, and no verdict depends on num_positions: a retried, migrated or
-        recovered request has the same ones.
+        They depend only on the arguments, and no verdict depends on num_positions: a retried, migrated or
+        recovered request has the same verdicts.
         """
         ...

@@ -1,8 +1,9 @@
 """The log of the draft tokens of a replica that speculates, as a part of the log of its iterations.
 
-Its part `BurstLog` has how many draft tokens every pass of every sequence accepted, one byte per pass. The
-shapes of the logged iterations, which verify draft tokens, are those of the hardware models.
-`SpeculationRecord` is what a run keeps of these logs: acceptance by place, and the bursts of every request.
+Its part `BurstLog` stores the number of accepted draft tokens of every pass of every sequence, one byte per
+pass. The shapes of the logged iterations, which verify draft tokens, are those used by the hardware models.
+`SpeculationRecord` is the part of these logs that a run keeps: acceptance by place, and the bursts of every
+request.
 """
 
 from __future__ import annotations
@@ -34,11 +35,10 @@ DRAFT_COLUMNS = (
 )
 """Columns of the iteration table if an engine speculates: `DRAFT_WORK_COLUMNS`, then
 
-    proposed_tokens  draft tokens that were made for the next passes; the proposer may find fewer than asked
-    draft_passes     sequences with at least one draft token; without those that had ended before
-    verified_tokens  their draft tokens
-    accepted_tokens  those that were accepted
-    kept_tokens      those that were accepted and precede the end of the answer
+    proposed_tokens draft tokens made for the next passes; the proposer may find fewer than requested
+    draft_passes sequences with at least one draft token, without those that had already ended verified_tokens
+    their draft tokens
+    accepted_tokens accepted draft tokens kept_tokens accepted draft tokens before the end of the output
 """
 
 
@@ -48,8 +48,9 @@ _PLAN_COLUMNS: Final = (
 )
 """Columns with the same number in all iterations of a plan."""
 _PLAN: Final = ("iterations", *_PLAN_COLUMNS, "common", "lost", "surplus")
-"""Of each plan: its iterations, the columns, draft tokens of each sequence (-1: they differ, and their pairs
-are logged), and accepted draft tokens of sequences that had ended before, and of those behind an end."""
+"""Per plan: its iterations, the columns, draft tokens of each sequence (-1: they differ, and their pairs are
+logged), and accepted draft tokens of sequences that had already ended, and of tokens after an end.
+"""
 _PACK: Final = Struct(f"={len(_PLAN)}q").pack
 
 
@@ -61,7 +62,7 @@ class DraftLog:
         """Accepted draft tokens of each pass."""
         self._drafts = bytearray()  # per plan: `_PLAN`
         self._sums = bytearray()  # per iteration: tokens that sequences got
-        self._blocks = bytearray()  # per iteration of a leap: KV blocks in use beside those of the first
+        self._blocks = bytearray()  # per iteration of a leap: KV blocks added since the first
         self._pairs = bytearray()  # per iteration: query-key pairs of draft tokens, if they are logged
         self._buffers = MappedBuffers(self._drafts, self._sums, self._blocks, self._pairs)
 
@@ -80,8 +81,8 @@ class DraftLog:
     ) -> None:
         """Logs iterations of a plan that are about to be committed.
 
-        contexts: tokens that all decodes attend to in each. num_proposed: draft tokens that were made for the
-        next passes; None: as many as were asked for. ended: sequences that had ended before.
+        contexts: tokens that all decodes attend to in each. num_proposed: draft tokens made for the next
+        passes; None: the requested number. ended: sequences that had already ended.
         """
         num_iterations, num_seqs, rows = len(contexts), len(drafts.seqs), drafts.num_drafts
         accepted, depth, common = drafts.accepted, drafts.depth, drafts.common
@@ -121,7 +122,7 @@ class DraftLog:
             self._buffers.move()
 
     def fill(self, columns: dict[str, NDArray[Any]]) -> None:
-        """Fills the columns of drafts, and corrects those that count them. The log is dropped."""
+        """Fills the columns of drafts, and corrects the columns that count them. The log is dropped."""
         plans = self._buffers.take(self._drafts, np.int64).reshape(-1, len(_PLAN))
         plan = dict(zip(_PLAN, plans.T, strict=True))
         num = plan["iterations"]
@@ -157,7 +158,7 @@ def _places_of(ended: Collection[Sequence], slots: Ints) -> list[int]:
 
 
 MAX_PLACES: Final = 255
-"""Places of a draft at most, as acceptances are bytes."""
+"""Maximum number of places of a draft, because acceptances are bytes."""
 COLUMNS: Final = {"request_id": "i8", "replica": "i4", "iteration": "i4", "kept_tokens": "u1"}
 """Columns of the table of bursts and their dtypes."""
 _BURST_PLAN: Final = np.dtype(
@@ -175,9 +176,9 @@ class BurstLog:
         self._ids = bytearray()  # request ids
         self._depths = bytearray()  # [sequences], if they differ from those of the plan before
         self._buffers = MappedBuffers(self._accepted, self._plans, self._ids, self._depths)
-        self._surplus = array("q")  # pass, accepted draft tokens behind the end of the answer
+        self._surplus = array("q")  # pass, accepted draft tokens after the end of the output
         self.first_iteration = first_iteration
-        """Number of iterations of the replica before the first that is logged here."""
+        """Number of iterations of the replica before the first one logged here."""
         self._seqs: SequenceOf[Sequence] = ()
         self._depth: Ints | None = None
         self._first_id = self._num_ids = self._first_depth = self._num_depths = self._num_passes = 0
@@ -186,8 +187,8 @@ class BurstLog:
         """Logs the iterations of a plan.
 
         depth [sequences]: draft tokens that a pass can accept; 0 for one that does not count. accepted
-        [iterations, sequences]. surplus [sequences]: those of the last iteration that do not stay, as the
-        answer ends before; None: all stay.
+        [iterations, sequences]. surplus [sequences]: accepted tokens of the last iteration that are discarded
+        because the output ends before them; None: none.
         """
         num_iterations, num_seqs = accepted.shape
         if drafts.seqs is not self._seqs:
@@ -267,7 +268,7 @@ def _at_least(counts: Ints) -> Ints:
 def pairs_of(drafts: DraftPlan, contexts: list[int]) -> list[int]:
     """Counts the query-key pairs of the draft tokens and padding rows of each iteration.
 
-    contexts: tokens that all decodes attend to in each.
+    contexts: tokens attended to by all decodes in each.
     """
     rows, common, num_seqs = drafts.num_drafts, drafts.common, len(drafts.seqs)
     if common is not None and not drafts.padded:
@@ -298,10 +299,10 @@ class SpeculationRecord:
     """Records of the draft tokens of a run.
 
     acceptance: one row per pool and place, by (pool, place), over the whole run: `drafted`, the passes that
-      verified a draft token at the place (with a tree: tokens at the depth), and `accepted`, those that
-      accepted one. Passes of sequences that had ended before do not count. place: 1 is the first draft token.
-    bursts: one row per pass that kept draft tokens: request_id, replica, iteration, kept_tokens. They came
-      together with one further token at the end of that iteration.
+      verified a draft token at the place (with a tree: tokens at the depth), and `accepted`, the passes that
+      accepted one. Passes of already ended sequences do not count. place: 1 is the first draft token.
+    bursts: one row per pass that kept draft tokens: request_id, replica, iteration, kept_tokens. They arrived
+    together with one more token at the end of that iteration.
     """
 
     acceptance: AnyTable
@@ -309,7 +310,7 @@ class SpeculationRecord:
 
 
 class _LogOfReplica(Protocol):
-    """The part of the log of a replica's iterations that a record is made of."""
+    """The part of a replica's iteration log from which a record is made."""
 
     @property
     def replica(self) -> int: ...

@@ -1,10 +1,9 @@
-"""The passes of a replica that speculates: what they accept, how long they take, and their records.
+"""The passes of a replica that speculates: their acceptances, durations and records.
 
-An iteration gives each sequence the tokens of a burst at its end. Draws belong to the output positions of a
+At its end an iteration yields a burst of tokens for each sequence. Draws belong to the output positions of a
 request (sim/speculation/acceptance), so a leap over iterations gives the same tokens as single steps. A plan
-runs up to the first end that its draws bring.
-
-`VerdictTable` has the verdicts on the drafts of the sequences as arrays by slot and output position.
+runs up to the first end caused by its draws. `VerdictTable` holds the verdicts on the sequences' drafts as
+arrays by slot and output position.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sim.speculation.log import DraftLog, pairs_of, with_drafts
 
 
 class VerdictTable:
-    """Looks up what is accepted of the drafts of a plan, which does not depend on how a run is cut."""
+    """Looks up the acceptances of a plan's drafts, which do not depend on how a run is divided."""
 
     def __init__(self, acceptance: Acceptance, proposer: Proposer, seed: int, max_num_seqs: int) -> None:
         self._acceptance = acceptance
@@ -50,7 +49,7 @@ class VerdictTable:
 
     @property
     def varies(self) -> bool:
-        """True if a draft may have fewer tokens than were asked for."""
+        """True if a draft may have fewer tokens than requested."""
         return self._proposed_SP is not None
 
     def find(self, drafts: DraftPlan) -> None:
@@ -92,7 +91,7 @@ class VerdictTable:
     def accepted(self, drafts: DraftPlan, num_iterations: int) -> Ints:
         """Returns the accepted draft tokens [iterations, sequences] of a plan that is repeated.
 
-        num_iterations: the maximum; the result ends with the first iteration in which an answer ends.
+        num_iterations: the maximum; the result stops at the first iteration in which an output ends.
         """
         self.find(drafts)
         slots, depth = drafts.slots, drafts.depth
@@ -115,13 +114,13 @@ class VerdictTable:
         return accepted
 
     def _walk(self, slots: Ints, positions: Ints, depths: Ints) -> None:
-        """Computes the passes of some slots up to the ends of their answers."""
+        """Computes the passes of some slots up to the ends of their outputs."""
         for slot, position, depth in zip(slots.tolist(), positions.tolist(), depths.tolist(), strict=True):
             num_positions = self._num_positions[slot]
             steps = np.minimum(self._accepted_SP[slot, :num_positions], depth)
             after = (steps + np.arange(1, num_positions + 1)).tolist()
             places = [position]
-            with suppress(IndexError):  # from place to place, as `extend` reads what it has just appended
+            with suppress(IndexError):  # `extend` reads the data that it has just appended
                 places.extend(map(after.__getitem__, places))
             if len(places) == 1:  # the answer has ended: another pass, whose tokens are discarded
                 places.append(position + 1)
@@ -134,13 +133,13 @@ class VerdictTable:
             self._depth_S[slot] = depth
 
     def ran(self, drafts: DraftPlan, num_iterations: int) -> None:
-        """Notes that iterations of a plan have run."""
+        """Records that iterations of a plan have run."""
         self._next_S[drafts.slots] += num_iterations
 
     def proposed(self, drafts: DraftPlan, accepted: Ints) -> Ints | None:
-        """Returns the draft tokens that are found for the next pass of each of drafts.next_seqs.
+        """Returns the draft tokens found for the next pass of each of drafts.next_seqs.
 
-        accepted: of the last iteration, by sequence. None: as many as were asked for.
+        accepted: acceptances of the last iteration, by sequence. None: the requested numbers.
         """
         num_decodes = len(drafts.seqs)
         completed = drafts.next_seqs[num_decodes:]
@@ -183,7 +182,7 @@ class Passes:
         factors: JitterFactors | None,
         by_rank: bool,
     ) -> list[float]:
-        """Returns the end times of a plan's iterations, up to the first event that the draws bring.
+        """Returns the end times of a plan's iterations, up to the first event caused by the draws.
 
         by_rank: whether the ranks of data-parallel attention wait for the slowest; other arguments as for
         `Replica`.

@@ -5,14 +5,13 @@
     replica 2 <--- KV that had arrived by then ----- host of replica 1   the rest is recomputed
 
 All KV that the sequences of a replica have computed since the last copy is sent in one flow, which shares the
-links with other flows. A flow that is not complete when its replica crashes is lost. When the replica that
-holds a copy goes down, all KV is sent again to the next replica that is up. When a sequence ends or is
-preempted, its copy is dropped.
+links with other flows. An incomplete flow is lost when its replica crashes. When the replica that holds a
+copy goes down, all KV is sent again to the next replica that is up. When a sequence ends or is preempted, its
+copy is dropped.
 
-Simplifications: a copy does not slow the iterations of the replica down (the copy engines of the GPU do the
-work); host memory has room for all copies; KV that sequences share in a prefix cache is sent for each of
-them; branches are not replicated, nor are replicas of a prefill pool, which hold a sequence only during its
-prefill.
+Simplifications: a copy does not slow down the replica's iterations (the GPU's copy engines do the work); host
+memory has room for all copies; KV that sequences share in a prefix cache is sent once per sequence. Branches
+are not replicated, and neither are replicas of a prefill pool, which hold a sequence only during its prefill.
 
 `KvReplicator` is the attachment of a replica that replicates its KV to another host and restores KV after a
 crash.
@@ -109,9 +108,9 @@ class KvReplication:
         self._restores[request_id] = _Restore(target, self._left[request_id][0])
 
     def fetch(self, request_id: int, num_tokens: int) -> bool:
-        """Starts the transfer of num_tokens tokens of KV to a replica that has slot and blocks for them.
+        """Starts the transfer of num_tokens tokens of KV to a replica with slot and blocks for them.
 
-        Returns false if the copy is in the memory of its own host.
+        Returns False if the copy is in its own host's memory.
         """
         restore = self._restores[request_id]
         host, target = restore.host, restore.target
@@ -136,7 +135,7 @@ class KvReplication:
         restore.target.loaded(request_id)
 
     def admitted(self, request_id: int) -> None:
-        """Ends the restore of a request that runs already, as all its KV was in a cache."""
+        """Ends the restore of a request that already runs because all its KV was in a cache."""
         if self._restores.pop(request_id, None) is not None:
             del self._left[request_id]
 
@@ -236,7 +235,7 @@ class KvReplicator(Attachment):
             self._timer = self._clock.at(step.ends_s[due - 1], phase, copy)
 
     def _copy(self, step: RunningStep, num_iterations: int, event: Event) -> None:
-        """Copies new KV after num_iterations of a step, which a leap has not committed to the engine yet."""
+        """Copies new KV after num_iterations of a step that a leap has not committed to the engine yet."""
         if event is not self._timer:
             return
         num_uncommitted = num_iterations if self._step is step else 0
@@ -248,7 +247,7 @@ class KvReplicator(Attachment):
     def _computed_after(self, plan: StepPlan, num_iterations: int) -> dict[int, int]:
         """Returns the computed tokens of each sequence to copy after num_iterations of a running plan.
 
-        Complete sequences, which an asynchronous engine holds for one more step, are not among them.
+        Complete sequences, which an asynchronous engine holds for one more step, are excluded.
         """
         core = self._replica.core
         ending = core.running_set.ending

@@ -4,19 +4,18 @@
     |-- same instant --|-- queue of the target ----|-- network ------|-- next iteration --|
     source: |---------------- keeps slot and blocks -----------------|
 
-So a full decode replica causes backpressure on the prefill replicas, and KV is copied only once there are
-blocks for it. KV that the decode replica finds in its cache is not copied at all.
+A full decode replica therefore causes backpressure on the prefill replicas, and KV is copied only once there
+are blocks for it. KV in the decode replica's cache is not copied. With layer-wise transfer, each layer of KV
+is sent as soon as it is computed: if the target had room at once, the copy overlaps the prefill (Splitwise,
+Patel et al., ISCA 2024, section IV-C). At least the last layer then remains, and the bytes that the link
+could not carry in that time. The prompts of one iteration share its time in proportion to their tokens; other
+flows on the link during the prefill are neglected. A copy that had to wait for room is sent completely
+afterwards.
 
-With layer-wise transfer, each layer of KV is sent as soon as it is computed: a copy for which the target had
-room at once has also had the time of the prefill (Splitwise, Patel et al., ISCA 2024, section IV-C). At
-least the last layer then remains, and what the link could not carry in that time. The prompts of one
-iteration share its time in proportion to their tokens; other flows on the link during the prefill are
-neglected. A copy that had to wait for room is sent whole.
-
-`KvCopy` is the copy of the KV of one sequence: its route and its bytes. Between replicas with other parallel
-sizes, ranks send some of their heads to several ranks. A rank holds the KV of its heads: num_kv_heads / size
-of them, or a copy of one if there are more ranks than KV heads. The KV of a latent vector (MLA) counts as one
-head. A transfer to other ranks splits or joins heads:
+`KvCopy` is the copy of the KV of one sequence: its route and its bytes. Between replicas with different
+parallel sizes, ranks send parts of their heads to several ranks. A rank holds the KV of its heads:
+num_kv_heads / size heads, or a copy of one if there are more ranks than KV heads. The KV of a latent vector
+(MLA) counts as one head. A transfer between layouts splits or joins heads:
 
     8 KV heads, 2 ranks -> 4 ranks                  2 KV heads, 4 ranks (2 copies) -> 2 ranks
     source 0: heads 0-3  -> target 0: 0-1           source 0: head 0  -> target 0
@@ -24,9 +23,9 @@ head. A transfer to other ranks splits or joins heads:
     source 1: heads 4-7  -> target 2: 4-5           source 2: head 1     (sends nothing)
                          -> target 3: 6-7           source 3: head 1  -> target 1
 
-Every target rank reads its own copy, as with vLLM's NixlConnector, so the bytes are those that the target
-holds; copies of a head in the source send to different target ranks, as far as there are enough. A rank of a
-pipeline stage sends its layers to the stages that have them in the target.
+Every target rank reads its own copy, as with vLLM's NixlConnector, so the bytes equal the target's; copies of
+a head in the source send to different target ranks, if there are enough. A rank of a pipeline stage sends its
+layers to the stages that have them in the target.
 
 The two sides of a transfer are attachments of a prefill replica and of a decode replica. Both call the
 gateway, by the interface that `sim.cluster.disaggregation` implements.
@@ -70,12 +69,13 @@ class KvTransferSettings(Checked):
     """When KV is sent: layerwise, during the prefill; at_end, all of it afterwards."""
     first_token_at: Annotated[str | None, OneOf(FIRST_TOKENS), "null: as the engine does"] = "prefill"
     """Replica that emits the first token: prefill, when it is computed; decode, when the KV has arrived;
-    None: as the engine of the decode replicas does, see `sim.setup.pool.first_token_at`."""
+    None: depends on the engine of the decode replicas, see `sim.setup.pool.first_token_at`."""
     message_bytes: Annotated[NonNegative, Unit("bytes")] = 0.0
-    """Bytes of KV that a link carries in the time that a message takes besides its bytes; a message is a
-    slice of a KV block, see `sim.transfer.kv_transfers`."""
+    """Per-message overhead, as the bytes of KV that a link carries in that time; a message is a slice of a KV
+    block, see `sim.transfer.kv_transfers`.
+    """
     overflow_tokens: Annotated[NonNegativeInt, Unit("tokens")] = 8192
-    """Queued prompt tokens of every prefill replica from which on mixed replicas get prompts, too."""
+    """Queued prompt tokens of every prefill replica above which mixed replicas also get prompts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,11 +122,11 @@ class KvTransfers:
         self._gateway = gateway
         self._interconnect = interconnect
         self._in_progress: dict[int, KvTransfer] = {}  # by request id
-        self._held: dict[int, KvTransfer] = {}  # those of them that wait for a decode replica
+        self._held: dict[int, KvTransfer] = {}  # transfers that wait for a decode replica
         self._routed: set[int] = set()  # request ids with a chosen decode replica, until they end
         self._decode_sides: dict[int, DecodeSide] = {}  # by replica index
         self.keeps: Callable[[Replica, Migrant, float], bool] | None = None
-        """Called with every complete prefill; returns whether its KV is kept in place of being sent."""
+        """Called with every complete prefill; returns whether its KV is kept instead of sent."""
 
     def attach(self, replica: Replica) -> None:
         """Attaches a listener to a new replica: prefill replicas send KV, all others may receive it."""
@@ -157,7 +157,7 @@ class KvTransfers:
             raise refusal
 
     def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
-        """Begins the transfer of a sequence that has completed its prefill.
+        """Begins the transfer of a sequence with a complete prefill.
 
         prefill_s: seconds of the prefill, see `KvTransfer`.
         """
@@ -182,10 +182,9 @@ class KvTransfers:
         stop_after: StopAfter,
         release: Callable[[], None],
     ) -> None:
-        """Lets a replica continue a sequence with KV that another request has computed.
+        """Makes a replica continue a sequence with KV computed by another request. release: frees that KV.
 
-        release: frees that KV; called at the end of the copy, or when there will be none. Raises
-        RejectedError.
+        Called at the end of the copy, or if there is no copy. Raises RejectedError.
         """
         request, now = migrant.request, self._clock.now
         known_s = target.known_s(request, stop_after)
@@ -209,7 +208,7 @@ class KvTransfers:
         transfer.target.abort(request_id, partial(self._gateway.restart, request_id))
 
     def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
-        """Starts the copy of num_tokens tokens of KV to a decode replica that has slot and blocks for them.
+        """Starts the copy of num_tokens tokens of KV to a decode replica with slot and blocks for them.
 
         had_room_at_once: whether the replica had slot and blocks as soon as it was chosen.
         """
@@ -230,7 +229,7 @@ class KvTransfers:
         )
 
     def found(self, request_id: int) -> None:
-        """Completes the transfer of a sequence all KV of which was in the cache of the decode replica."""
+        """Completes the transfer of a sequence whose KV was completely in the decode replica's cache."""
         transfer = self._in_progress.pop(request_id)
         transfer.began_s = self._clock.now
         self._finish(transfer)
@@ -255,10 +254,11 @@ class KvTransfers:
         self._release_source(transfer)
 
     def lost(self, request: Request) -> bool:
-        """Handles a request that a crash has lost; returns false if the caller has to restart it.
+        """Handles a request lost in a crash; returns False if the caller must restart it.
 
         If its decode replica has crashed and its prefill replica has its KV, it is transferred to another
-        decode replica. If the prefill replica has crashed, the decode replica aborts it, then it restarts.
+        decode replica. If the prefill replica has crashed, the decode replica aborts the request, which then
+        restarts.
         """
         request_id, now = request.request_id, self._clock.now
         if request_id in self._routed:
@@ -287,13 +287,13 @@ class KvTransfers:
         return True
 
     def ready(self) -> None:
-        """Chooses a decode replica for each transfer that waits for one, after the fleet has changed."""
+        """Chooses a decode replica for each waiting transfer after the fleet has changed."""
         held, self._held = self._held, {}
         for transfer in held.values():
             self._choose_target(transfer)
 
     def _emit(self, transfer: KvTransfer, now: float) -> None:
-        """Emits the token of the prefill: the first one, or the next one of a resumed request."""
+        """Emits the token of the prefill: the first token, or the next one of a resumed request."""
         request_id = transfer.migrant.request.request_id
         self._requests.held_back.discard(request_id)
         if isnan(self._requests.first_token_s[request_id]):
@@ -396,7 +396,7 @@ class Resharding(NamedTuple):
     """Parts of a block's KV with adjacent bytes, over all copies: keys and values of each layer, if the heads
     of a block follow each other in memory (vLLM's HND layout)."""
     num_equal_senders: float
-    """All bytes over those of the source rank that sends most: num_senders if all of these send the same."""
+    """Ratio of all bytes to those of the source rank that sends most: num_senders if all send the same."""
 
 
 @lru_cache(maxsize=256)
@@ -437,7 +437,7 @@ def _head_copies(source: KvLayout, target: KvLayout) -> Counter[tuple[int, int]]
         for head in source.heads(rank):
             holders.setdefault(head, []).append(rank)
     copies: Counter[tuple[int, int]] = Counter()
-    num_readers: Counter[int] = Counter()  # target ranks that have read a head so far
+    num_readers: Counter[int] = Counter()  # number of target ranks that have read a head so far
     for rank in range(target.tensor_parallel_size):
         for head in target.heads(rank):
             ranks = holders[head]
@@ -461,11 +461,11 @@ class KvTransferControl(KvSource, Protocol):
     """The interface of `sim.transfer.kv_transfers.KvTransfers` that both sides call."""
 
     def found(self, request_id: int) -> None:
-        """Completes the transfer of a sequence all KV of which was in the cache of the decode replica."""
+        """Completes the transfer of a sequence whose KV was completely in the decode replica's cache."""
         ...
 
     def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
-        """Begins the transfer of a sequence that has completed its prefill.
+        """Begins the transfer of a sequence with a complete prefill.
 
         prefill_s: its share of the duration of the iterations, in seconds.
         """
@@ -520,7 +520,7 @@ class ReceivingSide(Attachment):
         self._replica = replica
         self._kv_source = kv_source
         self._incoming: set[int] = set()  # ids of requests transferred to this replica, without KV here
-        self._new: set[int] = set()  # of these, those that entered after the latest plan
+        self._new: set[int] = set()  # those of them that entered after the latest plan
         replica.copies.sources[tier] = self._fetch
 
     def received(self, request_id: int) -> None:
@@ -547,7 +547,7 @@ class ReceivingSide(Attachment):
 
 
 class DecodeSide(ReceivingSide):
-    """Accepts the sequences that have completed their prefill on another replica."""
+    """Accepts sequences whose prefill completed on another replica."""
 
     def __init__(self, replica: Replica, kv_transfers: KvTransferControl) -> None:
         ReceivingSide.__init__(self, replica, kv_transfers, "remote")
@@ -567,7 +567,7 @@ class DecodeSide(ReceivingSide):
         self._incoming.add(request.request_id)
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
-        """Reports the transferred sequences that this plan runs, as all their KV was in the cache here."""
+        """Reports the transferred sequences that this plan runs because all their KV was cached here."""
         self._new.clear()
         if plan is None or not self._incoming:
             return
@@ -586,11 +586,11 @@ class Replicas(Protocol):
         ...
 
     def for_decode(self, request: Request) -> list[Replica]:
-        """Returns the candidates of the decode router for a request that has completed its prefill."""
+        """Returns the candidates of the decode router for a request with a complete prefill."""
         ...
 
     def next_serving(self, replica: Replica) -> Replica | None:
-        """Returns the next replica by index that serves and is reached; None: there is no other."""
+        """Returns the next serving and reachable replica by index; None: there is no other."""
         ...
 
     def is_reached(self, replica: Replica) -> bool:
@@ -611,7 +611,7 @@ class GatewayForTransfers(Protocol):
         ...
 
     def num_sends(self, request_id: int) -> int:
-        """Returns how often the router has chosen a replica for a request."""
+        """Returns how many times the router has chosen a replica for a request."""
         ...
 
     def predict_for(self, routing: Routing, request: Request) -> None:
@@ -627,13 +627,13 @@ class GatewayForTransfers(Protocol):
         ...
 
     def returned(self, request_id: int, replica: Replica) -> None:
-        """Marks a request as back in its prefill replica, as no other replica has it."""
+        """Marks a request as back in its prefill replica, because no other replica has it."""
         ...
 
     def released(self, replica: Replica, request: Request, num_sends: int) -> None:
         """Notifies the router that a replica has freed the slot and blocks of a transferred request.
 
-        num_sends: its value when the KV transfer began.
+        num_sends: the number of sends when the KV transfer began.
         """
         ...
 

@@ -2,27 +2,28 @@
 
 Concurrent flows share bandwidth, max-min fair, in simulated time.
 
-A fluid model: a flow has a rate at every instant. Rates are max-min fair (Bertsekas and Gallager, Data
-Networks, 6.5.2): no flow can get a higher rate without lowering that of a flow that is no faster. They are
-computed by progressive filling, whenever a flow begins or ends or a capacity changes, for the affected flows.
+This is a fluid model: a flow has a rate at every instant. Rates are max-min fair (Bertsekas and Gallager,
+Data Networks, 6.5.2): no flow can get a higher rate without lowering the rate of an equally fast or slower
+flow. They are computed by progressive filling, whenever a flow begins or ends or a capacity changes, for the
+affected flows.
 
     egress of A --+                   route A -> B: (egress of A, fabric, ingress of B)
                   +-- fabric --+
     egress of C --+            +-- ingress of B
 
-All flows of one route have the same rate, so a route counts the bytes that each of them has sent, and a flow
-ends when that count has grown by its bytes: the work depends on the number of routes in use, not of flows.
+All flows of one route have the same rate, so a route counts the bytes sent per flow, and a flow ends when
+that count has grown by its bytes: the work depends on the number of routes in use, not on the number of
+flows.
 
 `Topology` places replicas on nodes and derives routes from data sheets. Replicas are placed in the order of
-their indices: devices of one kind fill a node, then the next one.
+their indices: devices of one kind fill one node after the other.
 
     replica 0 (2 devices)  replica 1 (2 devices)          replica 2 (4 devices)
     |---- out, in ----|    |---- out, in ----|            |---- out, in ----|
     |================= node 0 =================|          |===== node 1 ====|   (ports: ethernet)
 
-The bandwidth of a replica's port is the sum over its devices, as each device sends its own share of the KV.
-
-The interconnect of the replicas of a run has these routes, and the link failures on them.
+The bandwidth of a replica's port is the sum over its devices, because each device sends its own share of the
+KV. `Interconnect` combines these routes with link failures.
 """
 
 from __future__ import annotations
@@ -111,32 +112,32 @@ class Route:
         self.capacities = tuple(dict.fromkeys(capacities))
         self.latency_s = latency_s
         self.rate_bytes_per_s = 0.0  # rate of each of its flows
-        self._sent_bytes = 0.0  # by each flow since the route was idle, as of _since_s
+        self._sent_bytes = 0.0  # bytes sent by each flow since the route was idle, as of _since_s
         self._since_s = 0.0
         self._active_flows: list[tuple[float, int, Flow]] = []  # a heap by the count at the end of a flow
         self._queue: deque[Flow] = deque()
 
     @property
     def bytes_per_s(self) -> float:
-        """Rate of a flow that is alone on all capacities of the route."""
+        """Rate of a single flow on all capacities of the route."""
         return min(capacity.bytes_per_s for capacity in self.capacities)
 
     @property
     def next_end_s(self) -> float:
-        """Time at which the first of its flows ends at the present rate, s; inf: none does."""
+        """Time at which the first of its flows ends at the current rate, s; inf: never."""
         if not self._active_flows or not self.rate_bytes_per_s:
             return inf
         return self._since_s + (self._active_flows[0][0] - self._sent_bytes) / self.rate_bytes_per_s
 
     def sent_bytes_per_flow(self, now: float) -> float:
-        """Returns the bytes that a flow that began when the route was idle would have sent by `now`."""
+        """Returns the bytes sent by `now` by a flow that began when the route was idle."""
         return self._sent_bytes + self.rate_bytes_per_s * (now - self._since_s)
 
 
 class Flow(Moment):
-    """An active or waiting transfer of bytes: the event of the arrival of its last byte.
+    """An active or waiting transfer of bytes, which is also the event of the arrival of its last byte.
 
-    on_done is called then. A process waits for it with `yield flow`.
+    on_done is called at that time. A process waits for it with `yield flow`.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Flow(Moment):
         self.route = route
         self.num_bytes = num_bytes
         self.began_s: float | None = None
-        self._end_count: float | None = None  # while it is active: the count of its route at its end
+        self._end_count: float | None = None  # while active: its route's count at its end
         self._is_cancelled = False
 
 
@@ -201,7 +202,7 @@ class Network:
         return sent_bytes
 
     def set_capacity(self, capacity: Capacity, bytes_per_s: float) -> None:
-        """Sets the bandwidth of a capacity from now on; 0: a lost link, on which flows stand still."""
+        """Sets the bandwidth of a capacity from now on; 0: a lost link, on which flows stop."""
         if not 0 <= bytes_per_s < inf:
             raise ValueError(
                 f"bytes_per_s={bytes_per_s}: must be a finite number >= 0 bytes/s ({capacity.name})"
@@ -221,7 +222,7 @@ class Network:
 
     @staticmethod
     def count_carried(route: Route, num_bytes: float) -> None:
-        """Counts bytes that have passed a route outside of flows, as carried."""
+        """Counts bytes that have passed a route outside of flows as carried."""
         for capacity in route.capacities:
             capacity.carried_bytes += num_bytes
 
@@ -258,7 +259,7 @@ class Network:
                     del capacity.routes[route]
 
     def _begin_queued(self, freed: Sequence[Capacity]) -> list[Route]:
-        """Begins the flows that waited for these capacities and fit now, in the order of sending."""
+        """Begins the flows that waited for these capacities and now fit, in the order of sending."""
         begun: dict[Route, None] = {}
         while True:
             heads = [
@@ -283,7 +284,7 @@ class Network:
         return [route for route in routes if route._queue]
 
     def _update_rates(self, changed: Sequence[Route]) -> None:
-        """Computes the rates of all flows that changes on these routes affect, and sets the timer."""
+        """Computes the rates of all flows affected by changes on these routes, and sets the timer."""
         now = self._clock.now
         routes = self._affected_routes(changed)
         for route, rate_bytes_per_s in _fair_rates(routes).items():
@@ -367,17 +368,20 @@ class NetworkSettings(Checked):
     """Settings of the network between replicas."""
 
     kind: Annotated[str, OneOf(KINDS)] = "auto"
-    """nvlink, pcie, infiniband: that link of the devices, between any two replicas. ethernet: one port per
+    """nvlink, pcie, infiniband: this link of the devices, between any two replicas. ethernet: one port per
     node, shared by its replicas. auto: within a node nvlink if the device has it, else pcie; between nodes
-    infiniband."""
+    infiniband.
+    """
     bandwidth_bytes_per_s: Annotated[Positive | None, Unit("bytes/s")] = None
-    """Bandwidth per direction of the port of a device, with ethernet of a node; None: see its data sheet."""
+    """Bandwidth per direction of a device's port (with ethernet, of a node's port); None: from the data
+    sheet.
+    """
     latency_s: Annotated[NonNegative | None, Unit("s")] = None
-    """Seconds until the first byte arrives; None: as in the data sheet of the device."""
+    """Seconds until the first byte arrives; None: from the device's data sheet."""
     reached_share: PositiveShare = 0.8
-    """Share of these bandwidths that copies reach; Mooncake: 87 of 100 GB/s on 4 ports, 190 of 400 on 8."""
+    """Share of these bandwidths reached by copies; Mooncake: 87 of 100 GB/s on 4 ports, 190 of 400 on 8."""
     fabric_bytes_per_s: Annotated[Positive | None, Unit("bytes/s")] = None
-    """Bandwidth between all nodes together; None: no such limit."""
+    """Total bandwidth between all nodes; None: no such limit."""
     max_transfers: Annotated[PositiveInt | None, "null for no limit"] = None
     """Maximum number of concurrent transfers from, and to, one replica; others wait. None: no limit."""
     buffer_gib: Annotated[Positive | None, Unit("GiB")] = None
@@ -436,7 +440,7 @@ class Topology:
         self.settings = settings
         self._sites: dict[int, _Site] = {}
         self._next_node = 0
-        self._num_unused = 0  # devices of the node that was filled last
+        self._num_unused = 0  # devices of the last filled node
         self._unused_device: Device | None = None  # the kind of these
         self._capacities: dict[str, Capacity] = {}
         self._ports: dict[int, list[tuple[Capacity, float]]] = {}  # by replica index
@@ -456,9 +460,9 @@ class Topology:
         host_bytes_per_s: float = inf,
         instead_of: int | None = None,
     ) -> None:
-        """Places a replica on devices that an equal one has left, else on the next unused ones.
+        """Places a replica on devices left by an equal one, or else on the next unused ones.
 
-        instead_of: a replica that is being removed, on the devices of which it is placed.
+        instead_of: a replica being removed, whose devices it takes over.
         """
         if instead_of is not None:
             self._sites[replica] = self._sites.pop(instead_of)
@@ -494,7 +498,7 @@ class Topology:
         return ports
 
     def ports(self, replica: int) -> list[tuple[Capacity, float]]:
-        """Returns the ports of a replica that routes have used, with their bandwidths without failures."""
+        """Returns the used ports of a replica, with their bandwidths without failures."""
         return self._ports.get(replica, [])
 
     def has_route(self, source: int, target: int, host: int | None = None) -> bool:
@@ -570,7 +574,7 @@ class Topology:
 
 
 class Interconnect:
-    """A network to which replicas are added and removed, and in which links may be slow or down."""
+    """A network with replicas that are added and removed, and with links that may be slow or down."""
 
     def __init__(self, settings: NetworkSettings, clock: Clock) -> None:
         self.network = Network(clock)
@@ -609,7 +613,7 @@ class Interconnect:
         return route
 
     def set_reached(self, replica: int, *, is_reached: bool) -> None:
-        """Sets whether the link to a replica is up; while it is down, its flows stand still."""
+        """Sets whether the link to a replica is up; while it is down, its flows stop."""
         if is_reached:
             self._down.discard(replica)
         else:

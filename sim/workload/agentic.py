@@ -3,10 +3,10 @@
     call 0 --+-- tool ---------------------------------+-- call 1 --+-- tool --+-- call 2
              +-- sub-agent: call -- tool -- call ------+            +-- tool --+
 
-After each call but the last, the agent runs several branches at once. A branch is a tool, which takes time,
-or a sub-agent, a chain of calls of its own with a tool after each but the last, or with branches of its own
-(`sub_agent_depth`). The next call of the agent joins them: it is sent when all have ended, and its prompt is
-the one before, the output, and all results.
+After each call except the last, the agent runs several branches at once. A branch is a tool, which takes
+time, or a sub-agent: a separate chain of calls with a tool after each call except the last, or with its own
+branches (`sub_agent_depth`). The next call of the agent joins them: it is sent when all have ended, and its
+prompt is the previous prompt, the output, and all results.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from sim.workload.sessions import begin_s, in_a_loop, require_number_in_a_loop
 MAX_STEPS = 1000
 """Limit of the calls of one agent, and of the branches after a call."""
 MAX_CALLS = 100_000
-"""Limit of the calls of a task, those of its sub-agents included."""
+"""Limit of the calls of a task, including its sub-agents."""
 MAX_DEPTH = 10
 """Limit of the levels of sub-agents."""
 
 
 class Branch(NamedTuple):
-    """A tool or a sub-agent that runs after a call, and what it adds to the agent's context.
+    """A tool or a sub-agent that runs after a call, and its addition to the agent's context.
 
-    tool_s is 0 for a sub-agent; a tool has no calls, and no prompt (the first one after the system prompt).
+    tool_s is 0 for a sub-agent; a tool has no calls and no prompt (the first one after the system prompt).
     """
 
     result: Segment
@@ -64,7 +64,7 @@ class AgentCall(NamedTuple):
 
     @property
     def num_calls(self) -> int:
-        """Number of LLM calls: this one, and those of the sub-agents that follow it."""
+        """Number of LLM calls: this one, and the calls of the sub-agents that follow it."""
         return 1 + sum(call.num_calls for branch in self.branches for call in branch.calls)
 
 
@@ -79,7 +79,7 @@ class TaskPlan(NamedTuple):
 
     @property
     def num_calls(self) -> int:
-        """Number of LLM calls, those of sub-agents included."""
+        """Number of LLM calls, including those of sub-agents."""
         return sum(call.num_calls for call in self.calls)
 
 
@@ -87,11 +87,11 @@ class TaskPlan(NamedTuple):
 class PlanSettings:
     """Distributions from which tasks are drawn.
 
-    calls: LLM calls of the agent; fan_out: branches after each call but the last, of which sub_agent_share
-    are sub-agents with sub_agent_calls calls each; tool_s: duration of a tool. Tokens: task_tokens of the
-    first message (also to a sub-agent), output_tokens of a call, result_tokens that a branch returns.
-    sub_agent_depth: levels of sub-agents. Those of the last level run one tool after each call but the last,
-    those above it run branches as the agent does.
+    calls: LLM calls of the agent; fan_out: branches after each call except the last; a share of
+    sub_agent_share are sub-agents with sub_agent_calls calls each; tool_s: duration of a tool. Tokens:
+    task_tokens of the first message (also to a sub-agent), output_tokens of a call, result_tokens that a
+    branch returns. sub_agent_depth: levels of sub-agents. Sub-agents of the last level run one tool after
+    each call except the last; higher levels run branches like the agent.
     """
 
     calls: Distribution
@@ -150,7 +150,7 @@ class PlanSettings:
         )
 
     def _branches(self, draws: _Draws, level: int) -> tuple[Branch, ...]:
-        """Draws what runs after a call of an agent of a level."""
+        """Draws the branches after a call of an agent of a level."""
         is_last = level == self.sub_agent_depth
         count = 1 if is_last else draws.count(self.fan_out, MAX_STEPS)
         return tuple(self._branch(draws, level, is_tool=is_last) for _ in range(count))
@@ -181,7 +181,7 @@ class _Draws:
         return float(self._rng.random())
 
     def count(self, distribution: Distribution, maximum: int = MAX_TOKENS) -> int:
-        """Draws a whole number from 1 to maximum."""
+        """Draws an integer from 1 to maximum."""
         return int(whole_numbers(distribution, self._rng.standard_normal(1), maximum)[0])
 
     def seconds(self, distribution: Distribution) -> float:
@@ -195,13 +195,15 @@ MAIN_PROMPT, SUB_AGENT_PROMPT = 0, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agentic(PlanSettings):
-    """Tasks that begin by `arrivals`; num_tasks and duration_s both limit them, at least one must be set.
+    """Tasks that begin according to `arrivals`.
+
+    Num_tasks and duration_s both limit them, and at least one must be set.
 
     In a closed loop each user has one task at a time, and num_tasks must be set.
 
     A task ends with the output of its last call. It fails if a call gets no token (it was rejected) or if a
     prompt and its output no longer fit the context; after an aborted output it continues with the tokens that
-    were generated. task_slo_s: latency of a whole task that counts as good, for the summary.
+    were generated. task_slo_s: maximum latency of a good task, for the summary.
     """
 
     task: ClassVar[str] = "code"
@@ -213,7 +215,8 @@ class Agentic(PlanSettings):
     task_slo_s: float | None = None
     patience_s: float | None = None
     later_calls_first: bool = False
-    """Whether a call has the more priority the more calls its task has made; false: all have priority 0."""
+    """Whether a call's priority increases with the calls that its task has made; False: all have priority 0.
+    """
 
     def __post_init__(self) -> None:
         PlanSettings.__post_init__(self)  # super() does not work in a dataclass with slots
@@ -223,7 +226,7 @@ class Agentic(PlanSettings):
         require_number_in_a_loop(self, "num_tasks")
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        """Creates the traffic; a task and its calls depend on the seed and the number of the task alone."""
+        """Creates the traffic; a task and its calls depend only on the seed and the number of the task."""
         arrival_s = self._arrival_s(seed)
         if not len(arrival_s):
             raise ValueError(f"duration_s={self.duration_s}: must be longer; no task begins in this time")
@@ -238,15 +241,15 @@ class Agentic(PlanSettings):
 
     @property
     def slo_terms(self) -> frozenset[str]:
-        """Returns the latency that these requests have beside those of the engine: that of the whole task."""
+        """Returns the additional latency of these requests: the latency of the complete task."""
         return frozenset({"task"})
 
     def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> TaskLatencies:
-        """Returns what computes the latency of each call's whole task."""
+        """Returns the accumulator of the latency of each call's task."""
         return TaskLatencies(partial(self._num_calls, seed))
 
     def new_section(self, *, seed: int, in_shards: bool, kept: Kept) -> TasksFigure:
-        """Returns an accumulator of the section `tasks`: latency and makespan of whole tasks."""
+        """Returns an accumulator of the section `tasks`: latency and makespan of tasks."""
         return TasksFigure(partial(self._num_calls, seed), self.task_slo_s)
 
     def _num_calls(self, seed: int) -> NDArray[np.int64]:
@@ -270,7 +273,7 @@ class _Chain:
     num_running: int = 0
     """Sub-agents that the next call waits for."""
     ready_s: float = 0.0
-    """Time at which all tools have ended that the next call waits for."""
+    """Time at which all tools before the next call have ended."""
 
 
 class AgenticSource:
@@ -296,7 +299,7 @@ class AgenticSource:
         self._max_model_len = max_model_len
         self._num_created = 0
         self._num_calls = [0] * len(plans) if later_calls_first else None  # calls that each task has made
-        self._chains: dict[int, _Chain] = {}  # by id of the request that is in progress
+        self._chains: dict[int, _Chain] = {}  # by id of the request in progress
 
     def arrivals(self) -> Iterator[Arrival]:
         for task, (arrival_s, plan) in enumerate(zip(self._arrival_s.tolist(), self._plans, strict=True)):
@@ -329,7 +332,7 @@ class AgenticSource:
         return self._sent(started)
 
     def _ended(self, chain: _Chain, now: float) -> Sequence[Arrival]:
-        """Returns the call that joins a sub-agent that has ended, if its other branches have ended, too."""
+        """Returns the call that joins an ended sub-agent, if all other branches have ended."""
         parent = chain.parent
         if parent is None:
             return ()
@@ -343,7 +346,7 @@ class AgenticSource:
         return _Chain(parent.task, branch.calls, (system, branch.prompt), parent)
 
     def _sent(self, arrivals: list[Arrival | None]) -> list[Arrival]:
-        """Returns the calls that fit the context; a task of which one does not is cut."""
+        """Returns the calls that fit in the context; a task is cut at the first call that does not fit."""
         sent = [arrival for arrival in arrivals if arrival is not None]
         self.notes.num_conversations_cut += len(arrivals) - len(sent)
         return sent

@@ -1,7 +1,7 @@
-"""Reads a trace whose format the file tells: a published one, or a table with columns of any names.
+"""Reads a trace with automatic format detection: a published format, or a table with columns of any names.
 
-A note says what was found, as a wrong unit of time would change the rate a thousand times. What a file does
-not say is never guessed: the error names the setting that says it.
+A note reports the detected format, because a wrong unit of time would change the rate a thousandfold. Missing
+information is never guessed: the error names the setting that provides it.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ PUBLISHED: Mapping[type[Trace], str] = {
     MooncakeJsonl: "a Mooncake trace",
     OtelTrace: "OpenTelemetry spans",
 }
-"""Formats that are recognised by their columns, tried in this order, and their names."""
+"""Formats recognised by their columns, tried in this order, and their names."""
 SHOWN_BY: Mapping[type[Trace], tuple[str, ...]] = {
     BailianJsonl: ("chat_id",),
     MooncakeJsonl: ("hash_ids",),
 }
-"""Columns without which a file is not taken for a format: its names of times and lengths are common."""
+"""Columns required to recognise a format whose names of times and lengths are common."""
 OTHERS = {
     ("session_id", "delay"): "mooncake_sessions",
     ("conversations",): "sharegpt_json",
     ("custom_id", "body"): "openai_batch",
     ("hash_id_scope", "requests"): "weka_jsonl",
 }
-"""Keys of files whose requests have no times of their own -> the workload that reads them."""
+"""Keys of files whose requests have no times -> the workload that reads them."""
 
 UNITS: Mapping[str, Times] = {
     "s": SECONDS,
@@ -103,7 +103,7 @@ SUFFIXES = {
     "nanos": "ns",
     "nanoseconds": "ns",
 }
-"""Last word of the name of a column of times -> its unit."""
+"""Last word of a time column's name -> its unit."""
 NAMES: Mapping[str, str] = {
     "arrival": """arrival arrivaltime arrivaltimestamp arrivedat requesttime requesttimestamp requeststarttime
         requestedat senttime sentat sendtime submittime submittedat starttime starttimestamp startedat start
@@ -119,11 +119,11 @@ NAMES: Mapping[str, str] = {
     "session": "sessionid conversationid chatid",
     "hashes": "hashids",
 }
-"""Meaning -> names of columns in small letters without other characters, the likeliest first."""
+"""Meaning -> column names in lower-case letters only, the most likely first."""
 NEEDED = ("arrival", "prompt", "output")
 MEANINGS = (*NAMES, "status")
 FIRST_ROWS = 100
-"""Rows that show whether times are dates."""
+"""Number of rows used to detect whether times are dates."""
 ROWS = JsonElements("an object with the values of a request")
 """A JSON file that is one list, or whose objects have several lines each."""
 SPAN_KEYS = {"resourceSpans", "spans", "scopeSpans"}
@@ -134,10 +134,10 @@ SPAN_KEYS = {"resourceSpans", "spans", "scopeSpans"}
 class AnyTrace:
     """A trace in a published format, or a table (CSV, JSON, Parquet) with a time and two lengths per row.
 
-    columns: meaning (`MEANINGS`) -> name of the column; those that are not given are found by their names. A
-    row with a status that is not that of success, without tokens, or without an output is counted and not
-    replayed. time_unit: of the times; needed if neither the name nor the values of the column state it.
-    tokens_per_hash: tokens that an id of `hashes` stands for. The other settings are those of `Trace`.
+    columns: meaning (`MEANINGS`) -> name of the column; others are found by their names. A row with an
+    unsuccessful status, without tokens, or without an output is counted but not replayed. time_unit: unit of
+    the times; needed if neither the name nor the values of the column show it. tokens_per_hash: tokens that
+    an id of `hashes` stands for. The other settings are those of `Trace`.
     """
 
     path: Path
@@ -161,7 +161,7 @@ class AnyTrace:
 
     @property
     def found(self) -> Found:
-        """Returns the trace in the format of the file. Raises ValueError if the file does not tell it."""
+        """Returns the trace in the format of the file. Raises ValueError if the format cannot be detected."""
         table = _table_of(self.path)
         names = list(table.names(self.path))
         shared: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(Trace)}
@@ -199,7 +199,7 @@ class AnyTrace:
         return source
 
     def _columns(self, names: list[str], given: Mapping[str, str]) -> Columns:
-        """Returns the columns of a table by their names, those that are given first. Raises ValueError."""
+        """Returns the columns of a table by their names, explicitly set ones first. Raises ValueError."""
         for meaning, name in given.items():
             if name not in names:
                 raise ValueError(f"columns.{meaning}={name}: no such column; {suggest(name, names)}")
@@ -247,7 +247,7 @@ class OwnTable(HashedTrace):
 
     @property
     def layout(self) -> Layout:
-        """Returns what the settings say of the file."""
+        """Returns the file description from the settings."""
         return self.declared
 
 
@@ -267,7 +267,7 @@ def _table_of(path: Path) -> Table:
 
 
 def _published(table: Table, names: Iterable[str]) -> type[Trace] | None:
-    """Returns the published format of a table with these columns; None: it is none of them."""
+    """Returns the published format of a table with these columns; None: unknown."""
     found = {*names}
     if table is ROWS:
         return None if found.isdisjoint(SPAN_KEYS) else OtelTrace
@@ -284,7 +284,7 @@ def _times_of(trace: Trace) -> str:
 
 
 def _plain(name: str) -> str:
-    """Returns a name in small letters without other characters, and without a unit at its end."""
+    """Returns a name in lower-case letters only, without a unit at its end."""
     return re.sub(r"[^a-z0-9]", "", "_".join(_words(name, without_unit=True)))
 
 
@@ -295,7 +295,7 @@ def _words(name: str, *, without_unit: bool) -> list[str]:
 
 
 def _unit_of(path: Path, table: Table, name: str) -> str | None:
-    """Returns the unit of a column of times; None if neither its name nor its values state it."""
+    """Returns the unit of a time column; None if neither its name nor its values show it."""
     suffix = SUFFIXES.get("".join(_words(name, without_unit=False)[-1:]))
     columns = Columns(arrival=name, prompt=name, output=name)
     for piece in islice(table.pieces(path, columns, DateClock(), 0.0), 1):

@@ -1,4 +1,4 @@
-"""Reads the arrival times of a trace, which are numbers, dates, or values of a format's own.
+"""Reads the arrival times of a trace: numbers, dates, or format-specific values.
 
 A clock reads the times of one pass over a file, in the order of its rows, one by one or as columns.
 """
@@ -24,7 +24,7 @@ _YEAR_2100_S = 4_102_444_800
 _DIGITS = 9
 """Fractional digits of Unix times that are read in columns."""
 _EXACT = 1 << 53
-"""Largest whole number up to which a double represents all of them."""
+"""Largest integer up to which a double represents all integers."""
 _LARGEST = 1 << 63
 MINUTE = len("2023-11-16 18:17:")
 UTC_ZONES = ("Z", "+00:00")
@@ -38,7 +38,7 @@ class Clock(ABC):
 
     @property
     def is_unix(self) -> bool:
-        """Returns whether the times are whole Unix times, of which a double cannot represent all."""
+        """Returns whether the times are integer Unix times beyond the exact range of a double."""
         return False
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Clock(ABC):
         """Returns the time of a value of the file. Raises ValueError."""
 
     def begins(self, found: object) -> bool:
-        """Reads the first arrival of the trace, unless that has been done; returns whether it is valid."""
+        """Reads the first arrival of the trace unless already done; returns whether it is valid."""
         return False
 
     def of_column(self, times: pa.Array) -> FloatArray | None:
@@ -63,12 +63,12 @@ class ArrivalClock(Clock):
     """Reads arrival times that are numbers; Unix times count from the first.
 
     exponent: power of ten of the format's unit, 3 for milliseconds. has_texts: whether the file has numbers
-    as texts. from_first: whether Unix times count from the first arrival; false if the user gives a window in
-    Unix time. The arrivals are Unix times if the number of the first is at least `MAX_ARRIVAL_S`, whatever
-    the format's unit: no trace begins later (in a format of microseconds at least 1000 times as much, as 1e9
-    us are a quarter of an hour). Their unit (seconds to nanoseconds) is the largest with which the first one
-    is before the year 2100. Differences are computed exactly, because a double cannot represent microseconds
-    since 1970.
+    as texts. from_first: whether Unix times count from the first arrival; False if the user sets a window in
+    Unix time. The arrivals are Unix times if the first number is at least `MAX_ARRIVAL_S` in any unit,
+    because no trace begins that late (in a format with microseconds the limit is 1000 times larger, because
+    1e9 us are a quarter of an hour). Their unit (seconds to nanoseconds) is the largest with which the first
+    one is before the year 2100. Differences are computed exactly, because a double cannot represent
+    microseconds since 1970.
     """
 
     exponent: int = 0
@@ -82,7 +82,7 @@ class ArrivalClock(Clock):
     def __call__(self, found: object) -> float:
         """Returns the time in seconds, negative for an arrival before the first Unix time.
 
-        Raises ValueError for what is not a finite number >= 0, and above `MAX_ARRIVAL_S`.
+        Raises ValueError unless it is a finite number >= 0 and at most `MAX_ARRIVAL_S`.
         """
         if type(found) not in ((str,) if self.has_texts else (int, float)):
             raise ValueError(found)
@@ -108,7 +108,7 @@ class ArrivalClock(Clock):
         return self._first is not None
 
     def begins(self, found: object) -> bool:
-        """Reads the first arrival of the trace, unless that has been done; returns whether it is valid."""
+        """Reads the first arrival of the trace unless already done; returns whether it is valid."""
         try:
             if not self._has_begun:
                 self(found)
@@ -170,7 +170,7 @@ class ArrivalClock(Clock):
         return self._in_range(ticks / 10**exponent, lowest_s=-math.inf)
 
     def _in_range(self, times_s: FloatArray, lowest_s: float = 0.0) -> FloatArray | None:
-        """Returns the times; None if one is not allowed."""
+        """Returns the times; None if one is invalid."""
         highest_s = MAX_ARRIVAL_S if self.from_first else _YEAR_2100_S
         is_right = (times_s >= lowest_s) & (times_s <= highest_s)
         return times_s if is_right.all() else None
@@ -193,7 +193,7 @@ class ArrivalClock(Clock):
 
 
 class DateClock(Clock):
-    """Reads dates such as `2023-11-16 18:17:03.9799600` as seconds after the first one that it reads.
+    """Reads dates such as `2023-11-16 18:17:03.9799600` as seconds after the first date read.
 
     Date and time are divided by a space or a T. A suffix is the offset from UTC: Z, +00:00, +0200. The date
     is parsed once per minute of the trace: strptime takes ten times as long as the rest of a row and reads
@@ -205,7 +205,7 @@ class DateClock(Clock):
         self._first: tuple[datetime, float] | None = None  # minute and second of the first row
 
     def __call__(self, found: object) -> float:
-        """Returns the time in seconds. Raises ValueError for what is no text of a date."""
+        """Returns the time in seconds. Raises ValueError for anything but a date string."""
         text = found if isinstance(found, str) else ""
         zone = ZONES.search(text, MINUTE)
         ahead_s = 0.0
@@ -220,7 +220,7 @@ class DateClock(Clock):
         return self._minute_s(minute, second_s - ahead_s) + second_s - ahead_s
 
     def begins(self, found: object) -> bool:
-        """Returns whether a value is a text, as all dates are."""
+        """Returns whether a value is a string, like all dates."""
         return isinstance(found, str)
 
     def of_column(self, texts: pa.Array) -> FloatArray | None:
@@ -245,7 +245,7 @@ class DateClock(Clock):
         return times_s
 
     def _minute_s(self, minute: str, second_s: float) -> float:
-        """Returns the seconds from the first row, which is at second_s if this is it, to a minute."""
+        """Returns the seconds from the first row to a minute; the first row is at second_s of its minute."""
         minute_s = self._minutes_s.get(minute)
         if minute_s is None:
             start = datetime.strptime(minute.replace("T", " "), "%Y-%m-%d %H:%M:")
@@ -257,7 +257,7 @@ class DateClock(Clock):
 
 
 class ReadyClock(Clock):
-    """Takes times that the format has read itself, in Unix seconds; they come one by one."""
+    """Accepts times that the format has already read, in Unix seconds, one by one."""
 
     def __call__(self, found: object) -> float:
         """Returns the time, seconds since 1970."""

@@ -58,7 +58,7 @@ def arrival_chunks_s(
 
 
 class _InChunks(ABC):
-    """An arrival process whose times come array by array."""
+    """An arrival process whose times are drawn array by array."""
 
     __slots__ = ()
 
@@ -190,7 +190,7 @@ class OnOff(_Drawn):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerMinute(_Drawn):
-    """Poisson arrivals at a rate that follows counts per minute; after the last minute it starts again.
+    """Poisson arrivals at a rate that follows counts per minute; after the last minute the counts repeat.
 
     rate_scale multiplies every rate.
     """
@@ -244,7 +244,9 @@ class Diurnal(_Drawn):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosedLoop:
-    """A number of users with one request at a time; the next follows think_time_s after the last one ends.
+    """A number of users with one request at a time.
+
+    The next request follows think_time_s after the last one ends.
 
     Without a think time, num_users requests are always in flight (vLLM's `--max-concurrency`). Workloads of
     sessions have one session per user at a time. The first ones are spread evenly over ramp_up_s.
@@ -290,7 +292,7 @@ def _running_sum(draw_gaps: Draw) -> Draw:
 def _repeating_steps(rng: np.random.Generator, rates_per_s: list[float], lengths_s: list[float]) -> Draw:
     """Returns a function that draws Poisson arrivals at the rates rates_per_s, each for lengths_s, in turn.
 
-    Exact, by a change of time: an arrival of the unit-rate process at u happens when the expected number of
+    Exact, by a change of time: an arrival of the unit-rate process at u occurs when the expected number of
     arrivals, a piecewise linear function of time, reaches u.
     """
     edges_s = np.concatenate([[0.0], np.cumsum(lengths_s)])
@@ -300,6 +302,6 @@ def _repeating_steps(rng: np.random.Generator, rates_per_s: list[float], lengths
     def draw() -> FloatArray:
         rounds, rest = np.divmod(unit_times(), expected[-1])
         times_s = rounds * edges_s[-1] + np.interp(rest, expected, edges_s)
-        return np.maximum.accumulate(times_s)  # keeps them sorted despite rounding between rounds
+        return np.maximum.accumulate(times_s)  # keeps the times sorted despite rounding between rounds
 
     return draw

@@ -1,12 +1,11 @@
 """The interface of workloads: arrivals in order of time, and the requests that follow ended ones.
 
-A `Workload` holds settings; `source()` creates the traffic of one run. The true output length is stored
-beside the request, never inside it, because policies must not see it.
-
-A workload may add sections to the summary of a run, and latencies for an SLO. One that adds sections has a
-method `new_section`. One whose requests have latencies that the engine does not know, such as that of a whole
-task, has `new_latencies`, and names them in `slo_terms`. All are found in a workload and in those inside it:
-`of` of a workload around another one, and the parts of a mix.
+A `Workload` holds settings; `source()` creates the traffic of one run. The true output length is stored next
+to the request, never inside it, because policies must not see it. A workload may add sections to the summary
+of a run, and latencies for an SLO. A workload that adds sections has a method `new_section`. A workload whose
+requests have latencies unknown to the engine, such as the latency of a task, has `new_latencies`, and names
+them in `slo_terms`. All are collected from a workload and its nested workloads: `of` of a wrapping workload,
+and the parts of a mix.
 
 `Answers` are the settings of requests with several outputs: parallel samples, beam search or tree search.
 """
@@ -29,7 +28,7 @@ class Arrival(NamedTuple):
     request: Request
     """The part that an engine may see."""
     num_output_tokens: int
-    """True output length, known to the simulator only; of the longest sample if there are several."""
+    """True output length, known only to the simulator; of the longest sample if there are several."""
     sample_tokens: tuple[int, ...] = ()
     """Output length of each sample, if there are several of different lengths."""
     time_s: float | None = None
@@ -50,16 +49,16 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class WorkloadNotes:
-    """Requests that a source left out or changed, for the summary. Counts grow while the source is read."""
+    """Requests that a source omitted or changed, for the summary. Counts grow while the source is read."""
 
     num_clipped: int = 0  # requests shortened to the model's context
     num_conversations_cut: int = 0  # conversations that ended early because the context was full
-    skipped: dict[str, int] = field(default_factory=dict)  # reason -> rows or conversations left out
+    skipped: dict[str, int] = field(default_factory=dict)  # reason -> omitted rows or conversations
 
     remarks: list[str] = field(default_factory=list)  # sentences on how the source was read
 
     def skip(self, reason: str, count: int = 1) -> None:
-        """Adds to the count of rows or conversations left out for a reason; a count of 0 adds no reason."""
+        """Adds to the count of rows or conversations omitted for a reason; a count of 0 adds no reason."""
         if count:
             self.skipped[reason] = self.skipped.get(reason, 0) + count
 
@@ -67,7 +66,7 @@ class WorkloadNotes:
 class Source(Protocol):
     """The traffic of one run; every run has its own.
 
-    A source without follow-ups declares is_open_loop = True; the others need not declare anything.
+    A source without follow-ups declares is_open_loop = True; other sources need no declaration.
     """
 
     num_requests: int | None  # expected total, if known
@@ -76,7 +75,7 @@ class Source(Protocol):
 
     @property
     def notes(self) -> WorkloadNotes:
-        """Returns what was left out or changed so far."""
+        """Returns the omissions and changes so far."""
         ...
 
     def arrivals(self) -> Iterator[Arrival]:
@@ -84,7 +83,7 @@ class Source(Protocol):
         ...
 
     def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        """Returns the requests that are sent because `request` has ended at `now`; empty: none.
+        """Returns the follow-up requests sent because `request` has ended at `now`; empty: none.
 
         num_output_tokens: the number of generated tokens. The new arrival_s are at least `now`.
         """
@@ -92,7 +91,7 @@ class Source(Protocol):
 
 
 class SourceAround:
-    """A source whose requests are those of another one, each changed by `_changed`."""
+    """A source with the requests of another one, each changed by `_changed`."""
 
     def __init__(self, source: Source) -> None:
         self.num_requests = source.num_requests
@@ -120,7 +119,7 @@ class SourceAround:
 
 
 def is_open_loop(source: Source) -> bool:
-    """Returns whether a source declares that no request follows the end of another one."""
+    """Returns whether a source declares that it has no follow-up requests."""
     return bool(getattr(source, "is_open_loop", False))
 
 
@@ -138,7 +137,7 @@ class Workload(Protocol):
 
 @runtime_checkable
 class BeginsByRate(Protocol):
-    """A source of sessions that begin by an open loop; their later requests follow ended ones."""
+    """A source of sessions that begin in an open loop; their later requests follow ended ones."""
 
     @property
     def last_begin_s(self) -> float:
@@ -151,9 +150,10 @@ class HasFigures(Protocol):
     """A workload that adds sections to the summary."""
 
     def new_section(self, *, seed: int, in_shards: bool, kept: Kept) -> SectionFigure | None:
-        """Returns an accumulator of the sections; None: the workload has none after all.
+        """Returns an accumulator of the sections; None: the workload has none in this case.
 
-        in_shards: whether several accumulators have the requests of a run. kept: what it is made of.
+        in_shards: whether the requests of a run are divided over several accumulators. kept: its building
+        blocks.
         """
         ...
 
@@ -168,15 +168,15 @@ class HasLatencies(Protocol):
         ...
 
     def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> OwnLatency:
-        """Returns what computes the latencies.
+        """Returns the accumulator of the latencies. in_shards: as for `HasFigures.new_section`.
 
-        in_shards: as for `HasFigures.new_section`. terms: the latencies that are wanted.
+        terms: the required latencies.
         """
         ...
 
 
 def own_sections(workload: object, *, seed: int, in_shards: bool, kept: Kept) -> list[SectionFigure]:
-    """Returns accumulators of the sections that a workload and those inside it add, the innermost first."""
+    """Returns accumulators of the sections added by a workload and its nested workloads, innermost first."""
     if workload is None:
         return []
     found = own_sections(getattr(workload, "of", None), seed=seed, in_shards=in_shards, kept=kept)
@@ -189,7 +189,7 @@ def own_sections(workload: object, *, seed: int, in_shards: bool, kept: Kept) ->
 def own_latencies(
     workload: object, *, seed: int, in_shards: bool, terms: Collection[str]
 ) -> list[OwnLatency]:
-    """Returns what computes the latencies that a workload and those inside it know, the innermost first."""
+    """Returns accumulators of the latencies of a workload and its nested workloads, innermost first."""
     if workload is None:
         return []
     found = own_latencies(getattr(workload, "of", None), seed=seed, in_shards=in_shards, terms=terms)
@@ -207,7 +207,7 @@ def own_slo_terms(workload: object) -> frozenset[str]:
 
 
 def adds_figures(workload: object) -> bool:
-    """Returns whether a workload, or one inside it, adds sections to the summary."""
+    """Returns whether a workload, or a nested one, adds sections to the summary."""
     inside = getattr(workload, "of", None)
     return isinstance(workload, HasFigures) or (inside is not None and adds_figures(inside))
 

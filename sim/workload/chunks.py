@@ -1,7 +1,7 @@
 """Requests as columns, for readers that need only a part of many requests.
 
-A source with a method `chunks` yields its requests as chunks of some thousand rows. A reader selects rows by
-the columns, and only those become Python objects:
+A source with a method `chunks` yields its requests as chunks of several thousand rows. A reader selects rows
+by the columns, and only those become Python objects:
 
     for chunk in chunks_of(source):
         mine = chunk.where(chunk.request_id % num_shards == shard)
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 ROWS = 4096
-"""Rows of a chunk: so few become Python objects at once."""
+"""Number of rows per chunk, which limits the Python objects created at once."""
 NO_SESSION = -1
 
 ObjectArray = npt.NDArray[np.object_]
@@ -40,7 +40,10 @@ Columns = TypeVar("Columns", bound="DataclassInstance")
 
 
 class Common(NamedTuple):
-    """Settings that all requests of a source share; fields of a request follow from them and its columns."""
+    """Settings shared by all requests of a source.
+
+    The fields of a request follow from them and its columns.
+    """
 
     max_tokens: int | Literal["exact"] | None = None
     """Limit that clients set on their outputs; exact: the output tokens of each request."""
@@ -48,7 +51,7 @@ class Common(NamedTuple):
     """Deadline of each priority, see `due_s`."""
     branching: Branching | None = None
     segments: Callable[[Any, int], tuple[Segment, ...]] | None = None
-    """Computes the content of a prompt from its entry in `Chunk.content` and its tokens; None: none."""
+    """Computes the content of a prompt from its entry in `Chunk.content` and its tokens; None: no content."""
 
 
 NOTHING_COMMON = Common()
@@ -69,11 +72,11 @@ class Chunk:
     deadline_s: FloatArray | None = None
     """Time at which the client needs the output, nan: none; None: it follows from `Common.deadlines_s`."""
     session_id: IntArray | None = None
-    """NO_SESSION: none; None: no request has one."""
+    """NO_SESSION: no session; None: no request has one."""
     tenant: ObjectArray | None = None
     """Texts; None: all are empty."""
     model: ObjectArray | None = None
-    """Texts, or None for the only model; None: no request names one."""
+    """Model names, or None for the only model; None: no request names one."""
     samples_NW: IntArray | None = None
     """Output tokens of each sample if they differ."""
     content: npt.NDArray[Any] | None = None
@@ -151,15 +154,15 @@ class ChunkedSource(Protocol):
     """A source that yields its open-loop requests as columns, in constant memory if it can."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the requests of `arrivals()`, in the same order; every call begins anew."""
+        """Yields the requests of `arrivals()`, in the same order; every call starts again."""
         ...
 
 
 def chunks_of(source: Source, until_s: float = inf) -> Iterator[Chunk]:
     """Returns the open-loop requests of any source as chunks.
 
-    A source without columns makes all of its requests first, one chunk after the other. until_s: end of the
-    run; such a source makes one request that arrives later, as in a run of one process, and no more.
+    A source without columns creates its requests chunk by chunk. until_s: end of the run; such a source
+    creates only one later request, as in a run of one process.
     """
     if isinstance(source, ChunkedSource):
         return source.chunks()
@@ -167,7 +170,7 @@ def chunks_of(source: Source, until_s: float = inf) -> Iterator[Chunk]:
 
 
 def chunks_of_made(arrivals: Iterator[Arrival]) -> Iterator[Chunk]:
-    """Yields requests that are objects already as chunks."""
+    """Yields existing request objects as chunks."""
     while made := list(islice(arrivals, ROWS)):
         requests = [arrival.request for arrival in made]
         sessions = [NO_SESSION if one.session_id is None else one.session_id for one in requests]
@@ -191,26 +194,26 @@ class OpenLoopSource(ABC):
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the requests, in order of arrival; every call begins anew."""
+        """Yields the requests, in order of arrival; every call starts again."""
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yields the requests one by one."""
         return arrivals_of(self.chunks())
 
     def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        """Returns nothing: no request follows another one."""
+        """Returns no requests: there are no follow-ups."""
         return ()
 
 
 class PartOfSource(SourceAround):
-    """The open-loop requests of a source that `chooses` selects, with their ids in the whole.
+    """The open-loop requests of a source selected by `chooses`, with their ids in the whole traffic.
 
-    chooses: returns a mask [N] of the rows of a chunk. It must not choose between requests of one
-    conversation, because the follow-ups of a request are those of the source.
+    chooses: returns a mask [N] of the rows of a chunk. It must not split a conversation, because the
+    follow-ups of a request come from the source.
     """
 
     def __init__(self, source: Source, chooses: Callable[[Chunk], BoolArray]) -> None:
-        """Creates the part. The notes are those of the source."""
+        """Creates the part. Its notes are the source's."""
         super().__init__(source)
         self.num_requests = self.last_arrival_s = None
         self._chooses = chooses
@@ -316,7 +319,10 @@ class TableSource(OpenLoopSource):
     def clipped(
         cls, *, prompt_tokens: IntArray, output_tokens: IntArray, max_model_len: int, **others: Any
     ) -> TableSource:
-        """Creates requests that are shortened to the context, and notes how many. others: see `__init__`."""
+        """Creates requests that are shortened to the context, and records their number.
+
+        others: see `__init__`.
+        """
         prompts, outputs, are_clipped = clip_to_context(prompt_tokens, output_tokens, max_model_len)
         notes = WorkloadNotes(num_clipped=int(np.count_nonzero(are_clipped)))
         return cls(prompt_tokens=prompts, output_tokens=outputs, notes=notes, **others)
@@ -328,7 +334,7 @@ class TableSource(OpenLoopSource):
 
 
 def sized_segments(content: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
-    """Returns the content of a prompt. content: the tokens that each id names, and the ids; empty: none."""
+    """Returns the content of a prompt. content: the number of tokens per id, and the ids; empty: none."""
     return block_segments(content[1:], num_tokens, content[0]) if content else ()
 
 

@@ -1,17 +1,16 @@
-"""Clients of requests: what they see of an output, and limits per minute for which they hold requests back.
+"""Clients of requests: their view of an output, and limits per minute for which they hold requests back.
 
     arrival    first token   ...   first visible token   ...   last token
        |----------- TTFT ----|          |                          |
        |---- time to publish, streaming, after output moderation --|
        |---- time to publish of a complete answer (streams: false) ---------- + moderation
 
-The requests themselves are those of another workload and stay as they are; only figures are added.
-
-A provider limits requests and tokens per minute, which clients keep by holding requests back. Each limit is a
-bucket of a minute's amount that fills continuously. A client that gets 429 and waits as long as `retry-after`
-says sends its request at the same time as one that holds it back by itself; limits at which requests are
-refused instead are admission policies (`admission=token_bucket`). A request counts with the tokens of its
-prompt plus its max_tokens, or plus the true output if it sets none, as providers settle afterwards.
+The requests come from another workload and are not changed; only metrics are added. A provider limits
+requests and tokens per minute; clients hold requests back to stay within these limits. Each limit is a bucket
+of a minute's amount that fills continuously. A client that gets 429 and waits for `retry-after` sends its
+request at the same time as a client that holds it back by itself; limits at which requests are refused
+instead are admission policies (`admission=token_bucket`). A request counts with the tokens of its prompt plus
+its max_tokens, or plus the true output if it sets none, as providers settle afterwards.
 """
 
 from __future__ import annotations
@@ -44,15 +43,17 @@ class WithClients(OfWorkload):
     """A workload and the clients of its requests."""
 
     hidden_share: Distribution = NOTHING_HIDDEN
-    """Share of the output tokens before the first visible one, such as reasoning; at least one is visible."""
+    """Share of output tokens before the first visible one, such as reasoning tokens; at least one token is
+    visible.
+    """
     streams: bool = True
-    """Whether clients get tokens as they come; false: the first token comes with the last one."""
+    """Whether clients get tokens as they are generated; False: the first token arrives with the last one."""
     moderation_s: float = 0.0
-    """Time that output moderation takes for each piece before it is published: a token, or the answer."""
+    """Time of output moderation per published piece: a token, or the complete answer."""
     reading_tokens_per_s: float | None = None
-    """Speed at which users read, 6 to 8 tokens/s; null: it is not compared."""
+    """Reading speed of users, 6 to 8 tokens/s; null: not compared."""
     publish_slo_ms: float | None = None
-    """Time to publish that counts as good; null: no limit."""
+    """Maximum time to publish of a good request; null: no limit."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "moderation_s")
@@ -84,11 +85,11 @@ class WithClients(OfWorkload):
 
     @property
     def slo_terms(self) -> frozenset[str]:
-        """Returns the latency that these requests have beside those of the engine: the time to publish."""
+        """Returns the additional latency of these requests: the time to publish."""
         return frozenset({"publish"})
 
     def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> PublishLatencies:
-        """Returns what computes the time to publish of each request."""
+        """Returns the accumulator of the time to publish of each request."""
         return PublishLatencies(partial(self._view_of, seed), in_shards=in_shards, draws=self._draws)
 
     def new_section(self, *, seed: int, in_shards: bool, kept: Kept) -> ClientsFigure:
@@ -117,7 +118,10 @@ TOO_LARGE = "requests of more tokens than tokens_per_minute allows"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WithThrottle(OfWorkload):
-    """A workload whose clients keep a provider's limits. TTFT includes the time for which they wait."""
+    """A workload whose clients stay within a provider's limits.
+
+    TTFT includes the time for which they wait.
+    """
 
     requests_per_minute: float | None = None
     """Limit of each tenant on requests; null: none."""
@@ -132,7 +136,7 @@ class WithThrottle(OfWorkload):
             raise ValueError(f"requests_per_minute={self.requests_per_minute}: must be >= 1")
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        """Creates the traffic of the workload, later where a limit holds it back."""
+        """Creates the traffic of the workload, delayed by the limits."""
         return ThrottledSource(
             self.of.source(seed=seed, max_model_len=max_model_len),
             (self.requests_per_minute, self.tokens_per_minute),
@@ -140,25 +144,25 @@ class WithThrottle(OfWorkload):
 
 
 class Bucket:
-    """A limit of one tenant: `level` of what can be sent at `since_s`, and at most the limit."""
+    """A limit of one tenant: `level` is the amount that can be sent at `since_s`, at most the limit."""
 
     def __init__(self, per_minute: float) -> None:
         self.per_minute = self.level = per_minute
         self.since_s = 0.0
 
     def free_s(self, cost: float, now: float) -> float:
-        """Returns the time from which a request of this cost can be sent, at the earliest now."""
+        """Returns the earliest time, from now on, at which a request of this cost can be sent."""
         missing = cost - self.level
         return max(now, self.since_s + max(missing, 0.0) / self.per_minute * MINUTE_S)
 
     def take(self, cost: float, now: float) -> None:
-        """Takes the cost of a request that is sent."""
+        """Deducts the cost of a sent request."""
         filled = self.level + (now - self.since_s) / MINUTE_S * self.per_minute
         self.level, self.since_s = min(self.per_minute, filled) - cost, now
 
 
 class ThrottledSource(SourceAround):
-    """The requests of another source in order of the times at which the limits let them go.
+    """The requests of another source in order of the times at which the limits allow them.
 
     The requests of a tenant stay in order. A follow-up comes after the requests that arrive before the next
     one is sent.

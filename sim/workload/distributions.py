@@ -4,9 +4,8 @@ As a sample is `from_normal(z)` with z ~ N(0, 1), two samples are correlated by 
 Gaussian copula), and the sample of a (user, turn) is found in a table of scores. A distribution has no unit:
 the setting that holds it defines it as tokens or seconds.
 
-Random numbers come from independent streams by name: drawing more from one does not change another.
-
-`Lengths` joins those of prompts and outputs, which are clipped to the model's context.
+Random numbers come from independent named streams: drawing more from one does not change another. `Lengths`
+combines the distributions of prompts and outputs, clipped to the model's context.
 
 Checks of workload settings name the key, its value, the rule and the unit.
 """
@@ -92,7 +91,7 @@ class Fixed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uniform:
-    """The integers from low to high, both included, with equal probability."""
+    """The integers from low to high, inclusive, with equal probability."""
 
     low: int
     high: int

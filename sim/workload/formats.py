@@ -1,7 +1,7 @@
-"""The trace formats with times that are read, one declaration each: a table, columns, times, contents.
+"""The supported trace formats with arrival times, one declaration each: a table, columns, times, contents.
 
-`otel_traces` and `token_ids` declare two more; what has no times of its own is in `untimed_traces`. Columns
-that are not declared are not used; those that may matter are named in a note.
+`otel_traces` and `token_ids` declare two more; formats without times are in `untimed_traces`. Undeclared
+columns are not used; a note names those that may matter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_TOKENS = "no input or no output tokens"
 class AzureCsv(Trace):
     """Azure LLM inference traces 2023 and 2024 (Patel et al., ISCA 2024; Stojkovic et al., HPCA 2025).
 
-    Times are dates with up to seven fractional digits, which are all kept; the first row is at 0 s.
+    Times are dates with up to seven fractional digits, all of which are kept; the first row is at 0 s.
     """
 
     table = CSV
@@ -88,9 +88,10 @@ class PlainCsv(Trace):
 class BlisTraceV2(Trace):
     """The CSV of a BLIS TraceV2 (inference-sim): times in us, tenants, sessions, statuses, shared prefixes.
 
-    arrival_time_us counts, not send_time_us, which may have another zero. As in BLIS, input_tokens of a
-    request with a prefix_group come after its prefix, and server_input_tokens count where there is none.
-    Rounds of a session are replayed at their recorded times; what their prompts share is not in the file.
+    arrival_time_us is used, not send_time_us, which may have a different origin. As in BLIS, input_tokens of
+    a request with a prefix_group come after its prefix, and server_input_tokens are used if there is no
+    prefix. Rounds of a session are replayed at their recorded times; shared parts of their prompts are not in
+    the file.
     """
 
     table = CSV
@@ -115,7 +116,7 @@ class MooncakeJsonl(HashedTrace):
 
     hash_ids identify the prompt's content, one per tokens_per_hash tokens; the last may stand for fewer. A
     request without them shares no content, so no prefix cache finds its prompt; a note says so. A request may
-    have its prompt as `text_input` in place of its length. tokenizer: the file that counts its tokens.
+    have its prompt as `text_input` instead of its length. tokenizer: the file that counts its tokens.
     """
 
     table = JSON_LINES
@@ -157,7 +158,7 @@ class BasetenParquet(HashedTrace):
     """Baseten: timestamp_start_unix_ms, input_tokens, output_tokens, total_hashes of whole or partial blocks.
 
     Each hash stands for tokens_per_hash tokens; the column block_size, if any, must say the same. Canceled
-    requests (request_canceled) are counted and not replayed. `org_id` is the tenant.
+    requests (request_canceled) are counted but not replayed. `org_id` is the tenant.
     """
 
     table = PARQUET
@@ -181,8 +182,8 @@ class BasetenParquet(HashedTrace):
 class ChutesParquet(Trace):
     """Chutes: started_at (a time, or Unix time), it, ot; `user_id` is the tenant.
 
-    Rows without token counts (failed, or no text generation) are counted and not replayed. The file says how
-    many tokens were cached (ct), not which, so prompts share nothing.
+    Rows without token counts (failed, or no text generation) are counted but not replayed. The file gives the
+    number of cached tokens (ct) but not which, so prompts share nothing.
     """
 
     table = PARQUET
@@ -200,8 +201,8 @@ class ChutesParquet(Trace):
 class TraceLabJsonl(HashedTrace):
     """TraceLab: one LLM round per line, in any order; the earliest is at 0 s.
 
-    `timing_events` (a list of `event_type` and `timestamp`) say when a round was sent: with the last of its
-    inputs (user_message, tool_result), or its first output if it has none. The prompt of
+    `timing_events` (a list of `event_type` and `timestamp`) give the time at which a round was sent: with the
+    last of its inputs (user_message, tool_result), or its first output if it has none. The prompt of
     `input_tokens_total` tokens begins with `prefix_tokens` tokens of the session's previous one, which the
     engine found in its cache; the file has no hashes, so contents are named by blocks of tokens_per_hash.
     `reasoning_output_tokens`, if any, are part of the output.

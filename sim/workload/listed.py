@@ -1,9 +1,9 @@
 """Open-loop traffic as a list of requests, which can be replayed: its busiest window, and longer traffic.
 
-Traffic that is too short for a question is made longer: the same arrivals again and again. Each copy begins
-one mean gap after the last arrival of the copy before, so the mean rate stays the same. Its prompts, outputs
-and sessions are other ones with the same lengths: a copy has prefix hits among its own requests, as the
-original has, and none in copies before it.
+Traffic that is too short is extended with copies of the same arrivals. Each copy begins one mean gap after
+the last arrival of the previous copy, so the mean rate stays the same. Its prompts, outputs and sessions are
+different ones with the same lengths: a copy has prefix hits among its own requests, like the original, and
+none from earlier copies.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def _shifted(arrival: Arrival, request_id: int, start_s: float) -> Arrival:
 
 
 def repeated(source: ListedSource, num_requests: int) -> ListedSource:
-    """Returns the first num_requests of endlessly many copies of the traffic.
+    """Returns the first num_requests requests of infinitely many copies of the traffic.
 
-    Two arrivals at 0 s and 10 s have a mean gap of 10 s, so they come again at 20 s and 30 s. Raises
-    ValueError for traffic without a rate: fewer than two arrivals, or all at one time.
+    Two arrivals at 0 s and 10 s have a mean gap of 10 s, so they repeat at 20 s and 30 s. Raises ValueError
+    for traffic without a rate: fewer than two arrivals, or all at one time.
     """
     arrivals, last_s = source.listed, source.last_arrival_s
     count = len(arrivals)
@@ -97,13 +97,13 @@ def repeated(source: ListedSource, num_requests: int) -> ListedSource:
 
 
 def _largest_id(request: Request) -> int:
-    """Returns the largest content id or session id of a request, 0 without any."""
+    """Returns the largest content id or session id of a request; 0 if there are none."""
     ids = [segment.content_id for segment in request.prompt.segments]
     return max([0, *ids, request.answer_id or 0, request.session_id or 0])
 
 
 def _copied(arrival: Arrival, request_id: int, later_s: float, more: int) -> Arrival:
-    """Returns an arrival later_s later, with other ids: `more` is added to those of contents and sessions."""
+    """Returns an arrival later_s later, with new ids: `more` is added to content and session ids."""
     request = arrival.request
     prompt = request.prompt
     segments = tuple(Segment(content + more, tokens) for content, tokens in prompt.segments)

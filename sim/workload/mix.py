@@ -1,4 +1,4 @@
-"""The traffic of several workloads at once, each of which is a tenant."""
+"""The combined traffic of several workloads, each of which is a tenant."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from sim.workload.modified import answers_of
 class Mix:
     """The requests of all parts, in order of time; the name of a part is the tenant of its requests.
 
-    Parts with a tenant of their own keep it behind the name of the part: chat/client-3. priorities: part ->
-    priority of its requests; as the part sets it if it is not named. Parts may ask for different numbers of
-    outputs (`branching`); sections of the summary that a part adds are in `by_part`, under its name.
+    Tenants within a part follow the name of the part: chat/client-3. priorities: part -> priority of its
+    requests; unlisted parts keep their own. Parts may request different numbers of outputs (`branching`);
+    summary sections added by a part are in `by_part`, under its name.
     """
 
     parts: Mapping[str, Workload]
@@ -60,7 +60,7 @@ class Mix:
                 )
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        """Creates the traffic of all parts; each has random numbers of its own."""
+        """Creates the traffic of all parts; each has its own random numbers."""
         sources = [
             part.source(seed=self._seed_of(i, seed), max_model_len=max_model_len)
             for i, part in enumerate(self.parts.values())
@@ -69,18 +69,18 @@ class Mix:
 
     @property
     def branching(self) -> Answers:
-        """The most outputs that a request of any part asks for, against which the settings are checked."""
+        """The maximum number of outputs per request over all parts, for checks of the settings."""
         answers = [answers_of(part) for part in self.parts.values()]
         every = min((one.every for one in answers if one.every is not None), default=None)
         return Answers(width=max(one.width for one in answers), every=every)
 
     @property
     def slo_terms(self) -> frozenset[str]:
-        """Latencies that at least one part knows."""
+        """Latencies that at least one part provides."""
         return frozenset().union(*(own_slo_terms(part) for part in self.parts.values()))
 
     def new_section(self, *, seed: int, in_shards: bool, kept: Kept) -> MixFigure | None:
-        """Returns an accumulator of the section `by_part`: part -> its own sections; None if none has any."""
+        """Returns an accumulator of the section `by_part`: part -> its sections; None if there are none."""
         parts = {
             name: PartFigures(
                 i, own_sections(part, seed=self._seed_of(i, seed), in_shards=in_shards, kept=kept)
@@ -91,10 +91,10 @@ class Mix:
         return MixFigure(own, len(self.parts), self._rows_of) if own else None
 
     def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> MixLatencies:
-        """Returns what computes the latencies of the parts.
+        """Returns the accumulator of the parts' latencies.
 
-        Requests of other parts have their TTFT or E2E instead: without hidden tokens the first token is the
-        first visible one, and a request that belongs to no task is a task of its own.
+        Requests of other parts use their TTFT or E2E instead: without hidden tokens the first token is the
+        first visible one, and a request outside of tasks counts as a task.
         """
         parts = {}
         for i, (name, part) in enumerate(self.parts.items()):
@@ -103,7 +103,7 @@ class Mix:
         return MixLatencies(parts, len(self.parts), self._rows_of, sorted(self.slo_terms & set(terms)))
 
     def _seed_of(self, index: int, seed: int) -> int:
-        """Returns the seed of a part, which has random numbers of its own."""
+        """Returns the seed of a part, which has its own random numbers."""
         return seed * len(self.parts) + index
 
     def _rows_of(self, name: str, records: WorkloadRecords) -> NDArray[np.bool_]:
@@ -121,19 +121,19 @@ class _InFlight(NamedTuple):
 class MixSource:
     """The requests of several sources under new ids.
 
-    Ids of requests are given in the order of creation. Sessions and contents of different parts are
-    different: those of part p of n are p, n + p, 2 n + p, ...
+    Ids of requests are given in the order of creation. Sessions and contents of different parts differ: those
+    of part p of n are p, n + p, 2 n + p, ...
     """
 
     def __init__(self, sources: list[Source], names: list[str], priorities: Mapping[str, int]) -> None:
-        """Creates the traffic. The notes are the sums of those of the sources, as soon as they change."""
+        """Creates the traffic. The notes are the current sums of the sources' notes."""
         totals = [source.num_requests for source in sources]
         known = [total for total in totals if total is not None]
         self.num_requests = sum(known) if len(known) == len(totals) else None
         lasts_s = [source.last_arrival_s for source in sources]
         last_s = [time_s for time_s in lasts_s if time_s is not None]
         self.last_arrival_s = max(last_s) if len(last_s) == len(lasts_s) else None
-        self.patience_s: float | None = None  # the parts have their own: see `gives_up_s`
+        self.patience_s: float | None = None  # the parts have their own patience: see `gives_up_s`
         self.is_open_loop = all(map(is_open_loop, sources))
         self._sources = sources
         self._names = names
@@ -143,7 +143,7 @@ class MixSource:
 
     @property
     def notes(self) -> WorkloadNotes:
-        """Notes of all parts so far."""
+        """The notes of all parts so far."""
         notes = WorkloadNotes()
         for name, source in zip(self._names, self._sources, strict=True):
             notes.num_clipped += source.notes.num_clipped

@@ -7,8 +7,8 @@ follows Zipf's law.
 The root key `load` scales the rate of a workload; `prompt_scale` and `output_scale` scale its lengths. The
 content of a prompt is scaled with its length: the id of its first k tokens becomes the id of its first
 round(k scale) tokens. Prompts with a common prefix keep it, at the same share of their length, although
-shortened prompts may lose the part in which they differ. An output that a later turn of a conversation
-contains has there the length with which it was generated.
+shortened prompts may lose the part in which they differ. An output contained in a later turn of a
+conversation has its generated length there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def answers_of(workload: Workload) -> Answers:
 
 
 def branching_key(workload: Workload, key: str = "workload") -> str:
-    """Returns the config key of the setting `branching` by which requests have several outputs."""
+    """Returns the config key of the `branching` setting that gives requests several outputs."""
     inside = {"of": getattr(workload, "of", None)}
     inside |= {f"parts.{name}": part for name, part in getattr(workload, "parts", {}).items()}
     for name, one in inside.items():
@@ -74,14 +74,14 @@ class MarkedSource(SourceAround):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfWorkload:
-    """A workload whose requests are those of another one, which it delays, marks or looks at."""
+    """A workload with the requests of another one, which it delays, marks or observes."""
 
     of: Workload
     """Workload that creates the requests."""
 
     @property
     def branching(self) -> Answers:
-        """Answers that the requests ask for."""
+        """Outputs requested by the requests."""
         return answers_of(self.of)
 
     @property
@@ -139,7 +139,7 @@ class WithCallers(OfWorkload):
 
 
 def _has_own_parts(workload: object) -> bool:
-    """Returns whether a workload is, or has inside, a mix whose parts add figures of their own."""
+    """Returns whether a workload is or contains a mix whose parts add their own metrics."""
     if workload is None:
         return False
     parts: Mapping[str, object] = getattr(workload, "parts", {})
@@ -226,7 +226,7 @@ def faster(source: Source, load: float) -> FasterSource:
 class FasterSource(SourceAround):
     """A source with the open-loop arrivals of another one at `load` times the rate.
 
-    Deadlines, and the moments at which clients give up, keep their distance from the arrival, and think times
+    Deadlines and the times at which clients give up keep their distance from the arrival, and think times
     between turns stay the same.
     """
 
@@ -253,7 +253,7 @@ class FasterSource(SourceAround):
 
 
 class FasterColumns(FasterSource):
-    """A `FasterSource` of a source with columns, which stay columns."""
+    """A `FasterSource` of a source with columns, which yields columns."""
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields the same requests as columns."""
@@ -272,7 +272,7 @@ CUT = "conversations with a first turn longer than the context"
 
 
 class _InFlight(NamedTuple):
-    """A request that was sent and has not ended."""
+    """A sent request that has not ended."""
 
     original: Request
     num_original: int
@@ -285,7 +285,7 @@ class LongerSource(SourceAround):
     """The traffic of a workload with prompts and outputs (and limits on them) scaled by the given factors.
 
     A request that then exceeds the context is clipped, the prompt first, as in `clip_to_context`; a
-    conversation ends instead. Raises ValueError for traffic that cannot be generated, as the workload does.
+    conversation ends instead. Raises ValueError for traffic that cannot be generated, like the workload.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class LongerSource(SourceAround):
 
     @property
     def notes(self) -> WorkloadNotes:
-        """Notes of the workload, and on what the scaled lengths have changed."""
+        """Notes of the workload, plus notes on changes due to scaled lengths."""
         return self._notes
 
     def arrivals(self) -> Iterator[Arrival]:
@@ -355,7 +355,7 @@ class LongerSource(SourceAround):
     def _scaled_prompt(self, prompt: Prompt) -> Prompt:
         """Scales the segments of a prompt; the end of each depends only on what precedes it."""
         pieces: list[Segment] = []
-        # Tokens so far: of the client, before scaling; of earlier outputs; of both, after scaling.
+        # Tokens so far: the client's before scaling, those of earlier outputs, and both after scaling.
         num_own = num_quoted = end = 0
         num_left, num_pinned = prompt.num_tokens, 0
         for content, num_tokens in (*prompt.segments, (None, prompt.num_tokens)):

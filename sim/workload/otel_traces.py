@@ -33,8 +33,8 @@ NS_RULE = "ns since 1970, or a date such as 2026-02-25T10:00:00.5Z"
 class OtelTrace(Trace):
     """Spans of calls of a model: start time, gen_ai.usage.input_tokens and output_tokens.
 
-    The session of a call is its gen_ai.conversation.id, otherwise its trace. Spans of tools and of agents are
-    no calls, and of a call within another span that counts the same tokens only the inner one is replayed.
+    The session of a call is its gen_ai.conversation.id, otherwise its trace. Spans of tools and agents are
+    not calls. If a call is within another span that counts the same tokens, only the inner one is replayed.
     Spans may be in any order; the earliest call is at 0 s. A trace must lie within one object of the file.
     """
 
@@ -81,7 +81,7 @@ class OtelTrace(Trace):
 
 
 class Span(Record):
-    """A span as far as it is needed; times in ns since 1970."""
+    """The needed part of a span; times in ns since 1970."""
 
     is_text = True  # OTLP has whole numbers as texts
 
@@ -175,7 +175,7 @@ def _within(element: Record, owners: list[Any], *names: str) -> list[Any]:
 
 
 def _wrappers(calls: list[Span]) -> set[tuple[str, str]]:
-    """Returns the traces and ids of calls with a call inside of their time: both count the same tokens."""
+    """Returns the traces and ids of calls that contain another call, so that both count the same tokens."""
     by_id = {(span.trace, span.id): span for span in calls}
     found = set()
     for span in calls:

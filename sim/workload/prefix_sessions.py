@@ -1,10 +1,10 @@
-r"""Requests whose prompts share prefixes: sessions with a tree of them, and questions about documents.
+r"""Requests whose prompts share prefixes: sessions with a tree of prefixes, and questions about documents.
 
     system prompt 0 ---- session a: turn 0 ---- turn 1 ---- turn 2
                     \--- session b: turn 0 ---- turn 1
 
-The turns come at times that do not depend on the engine, as in a recorded trace, so that all policies get the
-same prompts at the same times, and a cache that knows the future can be compared.
+The times of turns do not depend on the engine, as in a recorded trace, so all policies get the same prompts
+at the same times and a cache that knows the future can be compared.
 
 In retrieval-augmented generation a prompt has a system prompt, retrieved documents, and a question.
 
@@ -44,23 +44,23 @@ from sim.workload.sessions import begin_s, in_a_loop, require_number_in_a_loop
 MAX_TURNS = 10_000
 MAX_SYSTEM_PROMPTS = 1_000_000
 MAX_SESSIONS = 10_000_000
-"""Sessions of a run; each of their prompts takes some 100 bytes."""
+"""Limit of the sessions of a run; each of their prompts takes about 100 bytes."""
 
 Numbers = TypeVar("Numbers", FloatArray, IntArray)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixSessions:
-    """Sessions that begin by `arrivals`; the traffic is what they send in duration_s.
+    """Sessions that begin according to `arrivals`; the traffic consists of their requests in duration_s.
 
     A session draws one of num_system_prompts system prompts, the k-th most popular with weight
     k^-system_prompt_skew. Its first prompt adds first_tokens to it, and each later prompt adds turn_tokens
     (the last output and the new message) to the one before, gap_s seconds later. Sessions also begin in the
     running_s seconds before the traffic, so that the mix of turns is the same from the start.
 
-    In a closed loop each user has one session at a time, whose turns keep their gaps whatever the engine
-    does. max_requests must then be set: it is the number of turns of all sessions, which begin in duration_s;
-    running_s has no meaning.
+    In a closed loop each user has one session at a time; its turns keep their gaps regardless of the engine.
+    max_requests must then be set: it is the number of turns of all sessions, which begin in duration_s;
+    running_s is not used.
     """
 
     arrivals: ArrivalProcess | ClosedLoop
@@ -141,7 +141,7 @@ class PrefixSessions:
         return in_a_loop(sessions, self.arrivals, seed=seed, duration_s=self.duration_s)
 
     def _begins_s(self, seed: int) -> FloatArray:
-        """Returns when each session begins, in seconds after the begin of the traffic; 0 in a closed loop."""
+        """Returns the start of each session, in seconds from the start of the traffic; 0 in a closed loop."""
         if isinstance(self.arrivals, ClosedLoop):
             assert self.max_requests is not None, "checked by require_number_in_a_loop"
             return np.zeros(self.max_requests)  # enough, as each has a turn
@@ -181,7 +181,7 @@ ROWS_AT_ONCE = 256  # questions drawn at once; a change of this number does not 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rag:
-    """Questions that arrive by `arrivals`, each with documents_per_question different documents.
+    """Questions that arrive according to `arrivals`, each with documents_per_question different documents.
 
     The k-th most popular of num_documents documents is drawn with weight k^-document_skew. num_requests and
     duration_s both limit the traffic; at least one must be set.

@@ -1,12 +1,11 @@
 """Repeats the traffic of a live session: the requests that `windtunnel serve` has written to its run folder.
 
 Requests have the arrivals, prompts, shared prefixes, limits and output lengths of the session, and clients
-give up when they did. With the settings of the session and a simulated fleet, the run is the session again;
-with others, it says what the same clients would have seen.
-
-`TrafficLog` keeps the requests of a live session as they came. A row has everything that an engine sees of a
-request, with the content of its prompt, the true length of its output, and the moments at which it came and
-at which its client left. One request takes about 150 bytes, and 12 more for each segment of its prompt.
+give up at the same times. With the settings of the session and a simulated fleet, the run reproduces the
+session; with other settings, it shows the results for the same clients. `TrafficLog` stores the requests of a
+live session in order. A row has everything that an engine sees of a request: the content of its prompt, the
+true length of its output, and the times at which it arrived and its client left. One request takes about 150
+bytes, plus 12 for each segment of its prompt.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from sim.workload.trace_tables import batches_of
 
 FILE = "recording.parquet"
 REMARKS = "windtunnel_remarks"
-"""Key of the remarks in the attributes of the table."""
+"""Key of the remarks in the table's attributes."""
 NONE = -1
 """Stands for no limit and for no content id."""
 
 ROW_BYTES = 400
-"""Memory of a request without its contents, about."""
+"""Approximate memory of a request without its contents."""
 SEGMENT_BYTES = 12
 
 
@@ -99,21 +98,21 @@ class TrafficLog:
         return self._time_s[self._row_of[request_id]]
 
     def set_output(self, request_id: int, num_output_tokens: int) -> None:
-        """Corrects the output length of a request that has ended otherwise than was known before."""
+        """Corrects the output length of a request that has ended differently than expected."""
         self._output_tokens[self._row_of[request_id]] = num_output_tokens
 
     def abort(self, request_id: int, at_s: float) -> None:
-        """Notes that the client of a request has left at at_s."""
+        """Records that the client of a request left at at_s."""
         self._aborted_s[self._row_of[request_id]] = at_s
 
     def remark(self, event: str) -> None:
-        """Counts an event of the session that a replay leaves out, such as "a cold start"."""
+        """Counts an event of the session that a replay omits, such as "a cold start"."""
         self._remarks[event] = self._remarks.get(event, 0) + 1
 
     def table(self, ranks: Mapping[str, int], zero_s: float = 0.0) -> pd.DataFrame:
-        """Returns one row per request, in the order in which they came.
+        """Returns one row per request, in the order of arrival.
 
-        ranks: rank of each adapter that requests name. zero_s: start of the session on the clock of the
+        ranks: rank of each adapter named by requests. zero_s: start of the session on the clock of the
         requests; times in the table count from it.
         """
         table = pd.DataFrame(
@@ -151,7 +150,7 @@ LEAST = {
     "answer_id": NONE,
     "adapter_rank": 0,
 }
-"""Columns of whole numbers, with the smallest value of each."""
+"""Integer columns, with the smallest value of each."""
 TIMES = ("arrival_s", "time_s", "aborted_s", "deadline_s")
 MAY_BE_MISSING = ("aborted_s", "deadline_s")
 TEXTS = ("tenant", "model", "adapter")
@@ -159,7 +158,7 @@ LISTS = ("contents", "content_tokens")
 COLUMNS = (*LEAST, *TIMES, *TEXTS, *LISTS)
 BUFFER_BYTES = 1 << 20
 DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError)
-"""Errors of a file that is damaged or no Parquet file."""
+"""Errors of a file that is damaged or not a Parquet file."""
 ATTRIBUTES = b"PANDAS_ATTRS"
 """Key under which pandas writes the attributes of a table."""
 
@@ -177,7 +176,7 @@ class Session:
     models: Counter[str] = field(default_factory=Counter)
 
     def tables(self, columns: Sequence[str] = COLUMNS) -> Iterator[pd.DataFrame]:
-        """Yields the rows, some at a time. Raises ChangedTraceError if the file has changed."""
+        """Yields the rows in batches. Raises ChangedTraceError if the file has changed."""
         try:
             if version_of(self.path) == self.version:
                 for table in _tables(self.path, columns):
@@ -191,7 +190,7 @@ class Session:
 def checked_session(path: Path) -> Session:
     """Reads and checks a recording. Raises ValueError.
 
-    Of several mistakes, it names the one that a check of whole columns, one after the other, finds first.
+    Of several errors, it reports the first one in a check of complete columns, one after the other.
     """
     session = Session(path, version_of(path), _checked_remarks(path))
     failure: tuple[int, ValueError] | None = None
@@ -218,10 +217,10 @@ def checked_session(path: Path) -> Session:
 
 
 def _checks(table: pd.DataFrame, session: Session) -> Iterator[ValueError | IntArray | None]:
-    """Checks rows, the next ones of a session, and adds what they name to it.
+    """Checks the next rows of a session, and adds the adapters and models that they name.
 
-    Yields, for each check in the same order, its error or None; of request ids, which must differ from those
-    of all other rows, the ids.
+    Yields the error or None of each check, in a fixed order; for request ids, which must be unique over all
+    rows, yields the ids.
     """
     for name, least in LEAST.items():
         most = MAX_TOKENS if name.endswith("_tokens") else 1 << 62
@@ -272,7 +271,7 @@ def _wrong_type(table: pd.DataFrame, session: Session, name: str, rule: str) -> 
 
 
 def _first_wrong(table: pd.DataFrame, session: Session, name: str, is_right: Any) -> ValueError | None:
-    """Returns the error of the first row of a table, the next ones of a session, that is not right."""
+    """Returns the error of the first invalid row among the next rows of a session."""
     wrong = np.flatnonzero(~np.asarray(is_right, np.bool_))
     return (
         _wrong_row(session.path, session.num_requests + wrong[0], name, table[name].iloc[wrong[0]])
@@ -315,7 +314,7 @@ def _checked_remarks(path: Path) -> dict[str, int]:
 
 
 def _tables(path: Path, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Yields some columns of the rows, as they are in the file. Raises ValueError."""
+    """Yields some columns of the rows, unchanged from the file. Raises ValueError."""
     try:
         with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
             for batch in batches_of(file, columns, ROWS):
@@ -330,7 +329,7 @@ def _damaged(path: Path) -> ValueError:
 
 
 def _converted(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns rows that have been checked with the types that `_checks` gives them."""
+    """Returns checked rows, with the types set by `_checks`."""
     changed = {name: _as_times(table[name]) for name in TIMES if name in table}
     changed |= {name: _as_texts(table[name]) for name in TEXTS if name in table}
     return table.assign(**changed)
@@ -352,8 +351,8 @@ LENGTHS = ("prompt_tokens", "output_tokens")
 class Recording:
     """The requests of a live session.
 
-    path: the run folder of `windtunnel serve`, or its recording.parquet. aborts: clients give up when they
-    did; otherwise they wait for their outputs. Raises ValueError for a file that cannot be read.
+    path: the run folder of `windtunnel serve`, or its recording.parquet. aborts: whether clients give up at
+    the recorded times; if not, they wait for their outputs. Raises ValueError for a file that cannot be read.
     """
 
     path: Path
@@ -390,7 +389,7 @@ class Recording:
 
 
 class RecordedSource(OpenLoopSource):
-    """The requests of a recording, which are read again whenever they are needed."""
+    """The requests of a recording, which are reread whenever needed."""
 
     def __init__(self, session: Session, max_model_len: int, *, aborts: bool) -> None:
         """Counts the requests that are clipped. aborts: see `Recording`."""

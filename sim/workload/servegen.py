@@ -1,11 +1,10 @@
-"""Traffic of many clients as ServeGen describes it: drawn from published figures, or from its published data.
+"""Traffic of many clients as described by ServeGen: drawn from published statistics, or from its data.
 
-Xiang et al., "ServeGen", NSDI 2026, published of the traffic of a model service (M-small) that 29 of its
-2,412 clients send 90 % of the requests; that gaps are burstier than Poisson's (a coefficient of variation
-above 1) and are fitted by Gamma or Weibull distributions; that prompts follow a lognormal body with a Pareto
-tail and outputs an exponential distribution; and that a client's lengths differ from those of the others.
-Here the k-th largest client sends a share of the requests proportional to k^-client_skew: with 2,412 clients,
-a skew of 1.57 gives 29 of them 90 %.
+Xiang et al., "ServeGen", NSDI 2026, report on the traffic of a model service (M-small): 29 of its 2,412
+clients send 90 % of the requests; gaps are burstier than Poisson's (a coefficient of variation above 1) and
+are fitted by Gamma or Weibull distributions; prompts follow a lognormal body with a Pareto tail and outputs
+an exponential distribution; and lengths differ between clients. Here the k-th largest client sends a share of
+the requests proportional to k^-client_skew: with 2,412 clients, a skew of 1.57 gives 29 of them 90 %.
 
 The data are a folder with two files per client (a "chunk"):
 
@@ -13,12 +12,12 @@ The data are a folder with two files per client (a "chunk"):
     chunk-3-dataset.json   timestamp -> probabilities of input_tokens and of output_tokens
 
 In each bin a client sends rate x length requests; the gaps have the pattern's shape (Gamma: 1 / cv^2;
-Weibull: the first argument) and are scaled so that they fill the bin, which keeps the rate exact. Lengths are
-those of the latest entry of the dataset.
+Weibull: the first argument) and are scaled to fill the bin, which keeps the rate exact. Lengths are those of
+the latest entry of the dataset.
 
 A drawn client was active before the traffic begins, so the time to its first request is the rest of a gap in
-progress. The gap that covers a given moment has the density x f(x) / mean (longer gaps are met more often),
-and the moment is uniform in it (Feller, "An Introduction to Probability Theory", volume 2, chapter XI.4).
+progress. The gap that covers a given time has the density x f(x) / mean (longer gaps are more likely), and
+the time is uniform in it (Feller, "An Introduction to Probability Theory", volume 2, chapter XI.4).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from sim.workload.trace_files import lines_of
 from sim.workload.trace_tables import CsvRow
 
 MAX_PER_CLIENT = 20_000_000
-"""Limit of the expected requests of one client, 160 MB of times."""
+"""Limit of the expected requests of one client, which is 160 MB of times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +94,7 @@ class Gaps:
 def renewal_times_s(gaps: Gaps, rng: np.random.Generator, duration_s: float) -> FloatArray:
     """Draws the arrival times of a client in [0, duration_s), sorted.
 
-    Raises ValueError if so many are expected that they would not fit in memory.
+    Raises ValueError if too many are expected to fit in memory.
     """
     expected = duration_s / gaps.mean_s
     if not expected <= MAX_PER_CLIENT:
@@ -130,7 +129,7 @@ class ServeGenLike:
     """
 
     rate_per_s: float
-    """Requests/s of all clients together."""
+    """Requests/s of all clients in total."""
     duration_s: float
     num_clients: int = 2412
     client_skew: float = 1.57
@@ -251,8 +250,8 @@ class Entry(NamedTuple):
 class ServeGenData:
     """The clients of a folder such as language/m-large, which are the tenants chunk-0, chunk-1, ...
 
-    start_s and duration_s select a window of the data, whose start is 0 s of the run; max_requests are the
-    first of it.
+    start_s and duration_s select a window of the data, whose start is 0 s of the run; max_requests limits it
+    to the first ones.
     """
 
     path: Path

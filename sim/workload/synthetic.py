@@ -1,4 +1,4 @@
-"""Generated traffic: independent requests by an arrival process, or by the users of a closed loop."""
+"""Generated traffic: independent requests of an arrival process, or of the users of a closed loop."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Turns(NamedTuple):
 class ClosedLoopSource:
     """Users that wait for their output, think, and send the next request; `session_id` is the user.
 
-    Request k of user u is a function of (seed, u, k) alone, so that two policies get the same requests even
-    if they finish them in different orders.
+    Request k of user u is a function only of (seed, u, k), so two policies get the same requests even if they
+    finish them in different orders.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ClosedLoopSource:
         deadlines_s: tuple[float | None, ...] = (),
         patience_s: float | None = None,
     ):
-        """Creates the traffic; num_requests and duration_s are limits for all users together.
+        """Creates the traffic; num_requests and duration_s are limits for all users in total.
 
         priorities: one per user. max_tokens, deadlines_s: as in `sim.workload.synthetic.Synthetic`.
         """
@@ -133,13 +133,12 @@ class ClosedLoopSource:
 class Synthetic:
     """Settings of independent requests.
 
-    num_requests and duration_s both limit the traffic; at least one must be set. max_tokens is the limit that
-    every client sets on its output, where outputs end; exact: the limit is the output length of the request,
-    as in benchmarks that ignore the end-of-sequence token. patience_s: a client aborts its request this long
-    after its arrival. priority_shares[p] is the share of requests, or of users in a closed loop, with
-    priority p; empty: all have priority 0. branching: several samples per prompt; open loop only.
-    deadlines_s[p]: deadline of requests of priority p in seconds after their arrival; null: none; empty: none
-    for all.
+    num_requests and duration_s both limit the traffic; at least one must be set. max_tokens is every client's
+    limit on its output, at which outputs end; exact: the limit is the output length of the request, as in
+    benchmarks that ignore the end-of-sequence token. patience_s: a client aborts its request this long after
+    its arrival. priority_shares[p] is the share of requests, or of users in a closed loop, with priority p;
+    empty: all have priority 0. branching: several samples per prompt; open loop only. deadlines_s[p]:
+    deadline of requests of priority p in seconds after their arrival; null: none; empty: none for all.
     """
 
     arrivals: ArrivalProcess | ClosedLoop
@@ -220,8 +219,8 @@ class Synthetic:
 class SyntheticSource(OpenLoopSource):
     """Independent requests at the times of an arrival process; the number of a request is its id.
 
-    They are drawn chunk by chunk from their random streams whenever they are read, so that any number of
-    requests takes the same memory.
+    They are drawn chunk by chunk from their random streams whenever they are read, so any number of requests
+    takes the same memory.
     """
 
     def __init__(self, settings: Synthetic, *, seed: int, max_model_len: int) -> None:
@@ -242,7 +241,7 @@ class SyntheticSource(OpenLoopSource):
 
     @cached_property
     def notes(self) -> WorkloadNotes:
-        """Notes of all requests, which are drawn once more for them."""
+        """Notes on all requests, which are drawn once more for this."""
         return WorkloadNotes(num_clipped=sum(num_clipped for _, num_clipped in self._drawn()))
 
     def chunks(self) -> Iterator[Chunk]:
@@ -250,7 +249,7 @@ class SyntheticSource(OpenLoopSource):
         return (chunk for chunk, _ in self._drawn())
 
     def _times_s(self) -> Iterator[FloatArray]:
-        """Draws the arrival times, some at a time."""
+        """Draws the arrival times in batches."""
         settings = self._settings
         assert not isinstance(settings.arrivals, ClosedLoop)
         drawn = arrival_chunks_s(
@@ -307,5 +306,5 @@ class SyntheticSource(OpenLoopSource):
 
 
 def _never_pauses(arrivals: ArrivalProcess | ClosedLoop) -> bool:
-    """Returns whether a rejected request could be followed by the next at the same time, without end."""
+    """Returns whether rejected requests could follow each other endlessly at the same time."""
     return isinstance(arrivals, ClosedLoop) and not arrivals.think_s(np.array([8.0])).any()

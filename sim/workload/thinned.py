@@ -1,16 +1,13 @@
 """One in n of the requests of a workload, for a fleet of which one in n replicas is simulated.
 
-What belongs together stays together. The unit that is kept or left out is
+Related requests stay together. The unit that is kept or dropped is a request without a session: of several
+thousand consecutive requests, a sample with the same proportion of short and long prompts and outputs, and of
+tokens a session all its requests, including those of a closed-loop user a family with routing by content: all
+requests whose prompts begin with the same segment, because such a router sends complete families to a replica
 
-    a request    that belongs to no session: of some thousand requests in a row, a sample that has
-                 short and long prompts and outputs in the same proportion as the whole, and its tokens
-    a session    all its requests, also those of a user of a closed loop
-    a family     with routing by content: all requests whose prompts begin with the same segment, because such
-                 a router gives a replica whole families
-
-A replica then gets as many requests of as many units per second as in the whole fleet. The load of a fleet
-depends on the lengths of all its requests, so a random sample without such proportions would have another
-load, which no difference between replicas of the same fleet would show.
+A replica then gets the same number of requests and units per second as in the whole fleet. The load of a
+fleet depends on the lengths of all its requests, so a random sample without such proportions would have a
+different load, which differences between replicas of the same fleet would not show.
 """
 
 from __future__ import annotations
@@ -35,11 +32,11 @@ from sim.workload.synthetic import Synthetic
 
 STREAM = "thin"
 KEPT_PER_GROUP = 16
-"""Sessions, or families, that are kept of those with consecutive numbers."""
+"""Number of sessions or families kept per group with consecutive numbers."""
 CANDIDATES = 64
-"""Samples of a chunk of which the best is taken."""
+"""Number of samples of a chunk, of which the best is used."""
 UNITS = 1 << 63
-"""Number of families that are told apart."""
+"""Number of distinguished families."""
 STRATA = 4
 """Classes of prompts in a sample."""
 
@@ -52,8 +49,10 @@ class ThinnedWorkload(OfWorkload):
     by_family: bool = False
     """Whether requests with the same first segment stay together."""
     scattered_by: str | None = None
-    """Name of a router that sends the turns of a session anywhere, to caches that keep the KV of prompts; a
-    turn then finds that of the turn before it more often the fewer replicas there are. None: it does not."""
+    """Name of a router that does not keep the turns of a session together, with caches that keep the KV of
+    prompts: with fewer replicas, a turn finds the previous turn's KV more often. None: there is no such
+    problem.
+    """
 
     def __post_init__(self) -> None:
         if isinstance(_closed_loop(self.of), ClosedLoop) and not isinstance(self.of, Synthetic):
@@ -79,7 +78,7 @@ class ThinnedWorkload(OfWorkload):
     def of_the_whole(
         self, summary: Mapping[str, Any], by_replica: ByReplica, *, num_replicas: int, has_sessions: bool
     ) -> dict[str, Any]:
-        """Returns the section `thinned` of the summary: what was kept as a whole, and the fleet's figures."""
+        """Returns the section `thinned` of the summary: the kept unit, and the fleet's metrics."""
         unit = "family" if self.by_family else "session" if has_sessions else "request"
         figures = thinned_figures(
             summary, by_replica, num_replicas=num_replicas, keeps_one_in=self.keeps_one_in
@@ -101,20 +100,21 @@ class ThinnedSource(SourceAround):
             None if isinstance(source, ChunkedSource) else chain(() if first is None else (first,), chunks)
         )
         self.has_turns = first is not None and _shows_turns(first)
-        """Whether requests of a session, as far as the first request shows, share their prompts."""
+        """Whether requests of a session share their prompts, judged by the first request."""
         self._is_taken = False
         self._keeps_one_in = keeps_one_in
         self._seed = seed
         self._by_family = by_family
         self._kept_places = lru_cache(maxsize=4096)(self._draw_places)
         self._num_created = 0
-        self._owed_2 = np.zeros(2)  # prompt and output tokens by which the kept requests have too few
+        self._owed_2 = np.zeros(2)  # prompt and output tokens missing in the kept requests
         self._in_flight: dict[int, Request] = {}  # new id -> request as the other source knows it
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields the kept requests as columns.
 
-        Raises RuntimeError at the second call if the other source has no columns: it makes its requests once.
+        Raises RuntimeError at the second call if the other source has no columns, because it creates its
+        requests only once.
         """
         if self._once is not None and self._is_taken:
             raise RuntimeError(
@@ -142,7 +142,7 @@ class ThinnedSource(SourceAround):
         return super().follow_ups(original, now, num_output_tokens)
 
     def _kept_rows(self, number: int, chunk: Chunk) -> IntArray:
-        """Returns the rows of a chunk that are kept: those of kept units, and a sample of the others."""
+        """Returns the kept rows of a chunk: the rows of kept units, and a sample of the others."""
         unit = self._units(chunk)
         alone = np.flatnonzero(unit == NO_SESSION)
         tokens_2N = np.stack([chunk.prompt_tokens[alone], chunk.output_tokens[alone]])
@@ -157,7 +157,7 @@ class ThinnedSource(SourceAround):
         return np.concatenate([sample, np.flatnonzero(is_kept)])
 
     def _units(self, chunk: Chunk) -> IntArray:
-        """Returns the number of the family or session of each request; NO_SESSION: it is alone, [N]."""
+        """Returns the number of each request's family or session, [N]; NO_SESSION: it has none."""
         if not self._by_family:
             return np.full(len(chunk), NO_SESSION) if chunk.session_id is None else chunk.session_id
         requests = (arrival.request for arrival in chunk.arrivals())
@@ -168,19 +168,19 @@ class ThinnedSource(SourceAround):
         return np.array([NO_SESSION if unit is None else unit % UNITS for unit in units], np.int64)
 
     def _draw_places(self, group: int) -> IntArray:
-        """Draws the places of a group of units with consecutive numbers that are kept."""
+        """Draws the kept positions in a group of units with consecutive numbers."""
         size = self._keeps_one_in * KEPT_PER_GROUP
         places: IntArray = stream(self._seed, f"{STREAM}/units", group).permutation(size)[:KEPT_PER_GROUP]
         return places
 
     def _sample(self, number: int, tokens_2N: IntArray) -> IntArray:
-        """Returns the rows that are kept of the requests of a chunk that are alone.
+        """Returns the kept rows among the single requests of a chunk.
 
         tokens_2N: their prompt and output tokens. One is drawn of every `keeps_one_in` neighbours in an order
         in which these have similar prompts and similar outputs: `STRATA` classes of prompts, with outputs
-        that rise in one class and fall in the next. Equal requests are in random order: in the order of time,
-        the requests of a Poisson process that are kept would come at nearly equal distances. Of `CANDIDATES`
-        such samples, the one is taken with which the tokens kept so far are nearest to their share.
+        that rise in one class and fall in the next. Equal requests are in random order: in order of time, the
+        kept requests of a Poisson process would have nearly equal gaps. Of `CANDIDATES` such samples, the one
+        that brings the kept tokens closest to their share is used.
         """
         n, rng = self._keeps_one_in, stream(self._seed, STREAM, number)
         shuffled = rng.permutation(tokens_2N.shape[1])
@@ -206,7 +206,7 @@ class ThinnedSource(SourceAround):
     def _changed(self, arrival: Arrival) -> Arrival:
         request_id = self._num_created
         self._num_created += 1
-        if not self.is_open_loop:  # nothing follows the end of the others
+        if not self.is_open_loop:  # the others have no follow-ups
             self._in_flight[request_id] = arrival.request
         return arrival._replace(request=arrival.request._replace(request_id=request_id))
 

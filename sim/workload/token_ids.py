@@ -27,7 +27,7 @@ BLOCK = 16
 """Tokens of a prompt that have one content id: a KV block."""
 MAX_ID = (1 << 31) - 1
 MAX_KEPT_TOKENS = 200_000_000
-"""Limit of the tokens of a file that is kept in memory: 800 MB."""
+"""Limit of the tokens of a file kept in memory: 800 MB."""
 KEYS = ("arrival_s", "prompt_token_ids", "output_token_ids")
 
 

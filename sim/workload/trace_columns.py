@@ -1,7 +1,7 @@
-"""The columns of a trace format: which ones it reads and as what; those that no format reads; their values.
+"""The columns of a trace format: the columns it reads and their meanings, unread columns, and values.
 
-A value of a file that no run can have (a length of 5.5 tokens, a time that is not finite) is never rounded,
-and never left out in silence.
+An invalid value in a file (a length of 5.5 tokens, a time that is not finite) is never rounded, and never
+silently skipped.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from sim.workload.distributions import MAX_TOKENS
 
 MAX_UNIX_S = 4_102_444_800.0
-"""Unix time of the year 2100: the latest moment in a measured result."""
+"""Unix time of the year 2100: the latest time in a measured result."""
 MAX_SHOWN = 80
-"""Characters of a value that a message shows."""
+"""Maximum number of characters of a value in a message."""
 _DECIMALS = re.compile(r"\s*(\d+)\.0*\s*")
 DONE = (
     *(
@@ -39,10 +39,10 @@ DONE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """The columns of a format by their meaning; empty: the format has no such column.
+    """The columns of a format by their meaning. empty: the format has no such column.
 
-    arrival, prompt and output must be in the file, the others may be missing. Lengths are in tokens. Of names
-    divided by |, as in "prompt_tokens|input_tokens", the first that a file has is its column.
+    arrival, prompt and output must be in the file; the others may be missing. Lengths are in tokens.
+    Alternative names are separated by |, as in "prompt_tokens|input_tokens"; the first one present is used.
     """
 
     arrival: str
@@ -53,39 +53,39 @@ class Columns:
     hashes: str = ""
     """Ids of the prompt's content, one per `HashedTrace.tokens_per_hash` tokens; the last may name fewer."""
     least_hash: int | None = None
-    """The smallest id that is no mistake; None: ids may be negative."""
+    """The smallest valid id; None: ids may be negative."""
     no_hashes: str = ""
     """The text of the note for rows without ids; empty: there is no note."""
     hash_tokens: str = ""
-    """The tokens that an id stands for, which must be those of the setting."""
+    """The number of tokens per id, which must equal the setting."""
     cached: str = ""
-    """Tokens at the beginning of a prompt that are those of the session's previous prompt."""
+    """Number of tokens at the beginning of a prompt shared with the session's previous prompt."""
     prefix_group: str = ""
     """Requests of a group begin with the same `prefix_tokens`, which come before the prompt tokens."""
     prefix_tokens: str = ""
     served_prompt: str = ""
-    """Prompt tokens as the server counted them, which count instead where there is no prefix; 0: unknown."""
+    """Prompt tokens as counted by the server, which are used if there is no prefix; 0: unknown."""
     prompt_text: str = ""
     """The prompt as a text, whose tokens are counted if a row has no length."""
     more_output: str = ""
-    """Tokens that are added to the output, such as reasoning."""
+    """Tokens added to the output, such as reasoning."""
     status: str = ""
-    """Rows of which the status is none of `DONE` are counted and not replayed."""
+    """Rows whose status is not in `DONE` are counted but not replayed."""
     canceled: str = ""
-    """Whether a request was canceled, which is counted and not replayed."""
+    """Whether a request was canceled; if so, it is counted but not replayed."""
     left_out: str = ""
-    """Why a row is counted and not replayed, as `Trace.records` has found out; empty: it is replayed."""
+    """Why a row is counted but not replayed, as determined by `Trace.records`; empty: it is replayed."""
     failed: str = ""
-    """Why rows without output are counted and not replayed, whatever their prompt; empty: see `empty`."""
+    """Why rows without output are counted but not replayed, for any prompt; empty: see `empty`."""
     empty: str = ""
-    """Why rows without prompt or output are counted and not replayed; empty: they are refused."""
+    """Why rows without prompt or output are counted but not replayed; empty: they are errors."""
     unknown: str = ""
-    """Why rows of which a length is missing are counted and not replayed; empty: they are refused."""
+    """Why rows with a missing length are counted but not replayed; empty: they are errors."""
     refused: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Columns that a file must not have, with what is expected instead."""
+    """Columns that a file must not have, with the expected ones."""
 
     def in_file(self, names: Callable[[], Iterable[str]]) -> Columns:
-        """Returns the columns with one name each. names: reads those of a file."""
+        """Returns the columns with one name each. names: returns the column names of a file."""
         named = {one.name: str(getattr(self, one.name)) for one in fields(self) if one.name != "refused"}
         divided = {key: name.split("|") for key, name in named.items() if "|" in name}
         if not divided:
@@ -155,13 +155,13 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "delays": ("delay", "delay_ms", "think_time_us", "tool_wait_ms", "tool_call_latency"),
     "hidden tokens": ("reason_ratio", "reasoning_tokens"),
 }
-"""What a column is about, and the names that it has in public formats, in lower case with underscores."""
+"""The meaning of a column, and its names in public formats, in lower case with underscores."""
 
 
 def unused_columns(names: Iterable[str], used: Iterable[str]) -> str:
     """Returns a sentence on the columns that matter and are not used; empty if there are none.
 
-    names: those of the file. used: those that the format reads.
+    names: columns of the file. used: columns read by the format.
     """
     subject_of = {name: subject for subject, known in SUBJECTS.items() for name in known}
     plain = {name: name.strip().lower().replace(" ", "_") for name in names}
@@ -177,15 +177,15 @@ def unused_columns(names: Iterable[str], used: Iterable[str]) -> str:
 
 
 def shown(found: object, max_chars: int = MAX_SHOWN) -> str:
-    """Returns the beginning of a value of a file for a message, with escapes for what cannot be printed."""
+    """Returns the beginning of a file's value for a message, with unprintable characters escaped."""
     text = str(found)[:max_chars]
     return text if text.isprintable() else repr(text)[1:-1][:max_chars]
 
 
 def whole_number(found: object) -> int:
-    """Returns a whole number that a file has as an integer, as 5.0, or as the text of one of them.
+    """Returns an integer that a file has as an integer, as 5.0, or as the text of one of them.
 
-    Exports of tables write whole numbers as 5.0 where a column also has missing values. Raises ValueError.
+    Table exports write integers as 5.0 if a column also has missing values. Raises ValueError.
     """
     if type(found) is int:
         return found
@@ -203,7 +203,7 @@ def tokens_rule(least: int, most: int = MAX_TOKENS) -> str:
 
 
 def tokens(found: object, least: int = 1, most: int = MAX_TOKENS) -> int:
-    """Returns a number of tokens. Raises ValueError unless it is whole and between the limits."""
+    """Returns a number of tokens. Raises ValueError unless it is an integer within the limits."""
     number = whole_number(found)
     if not least <= number <= most:
         raise ValueError(found)
@@ -211,7 +211,7 @@ def tokens(found: object, least: int = 1, most: int = MAX_TOKENS) -> int:
 
 
 def is_tokens(found: object, least: int = 1) -> bool:
-    """Returns whether a value of JSON is a number of tokens; a text is none."""
+    """Returns whether a JSON value is a number of tokens; a string is not."""
     try:
         return type(found) is not str and tokens(found, least) >= least
     except ValueError:

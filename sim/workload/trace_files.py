@@ -19,14 +19,14 @@ from hwmodels.checks import UnreadableFileError, open_regular
 CHUNK = 1 << 11
 """Bytes of zstd data decompressed at once; the result is at most 32,768 times as large, 64 MiB."""
 MAX_LINE = 1 << 22
-"""Length in characters from which a line is refused; a small compressed file may contain a huge line."""
+"""Length in characters from which a line is rejected; a small compressed file may contain a huge line."""
 LINE_FEED, RETURN = b"\n\r"
 PIECE = 1 << 18
 """Bytes of text that are read as columns at once."""
 
 
 class UnusualTextError(Exception):
-    """Text that cannot be read as columns; reading it line by line finds its values, or the error in it."""
+    """Text that cannot be read as columns; reading it line by line gives its values, or the error in it."""
 
 
 def require_file(path: Path, setting: str = "path") -> None:
@@ -52,7 +52,7 @@ def require_file(path: Path, setting: str = "path") -> None:
 
 
 def require_size(path: Path, max_bytes: int, setting: str = "path") -> None:
-    """Raises ValueError if a file is larger than it may be."""
+    """Raises ValueError if a file is too large."""
     size = path.stat().st_size
     if size > max_bytes:
         raise ValueError(f"{setting}={path}: must have at most {max_bytes:,} bytes, has {size:,}")

@@ -27,9 +27,11 @@ CANCELED = ("true", "1", "1.0")
 NOT_CANCELED = ("", "false", "0", "0.0", "nan")
 """Texts of `Columns.canceled` in lower case; numbers and missing values stand for true and false."""
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024, 8, 4, 2, 1)
-"""Sizes of blocks that are in use, the usual ones first."""
+"""Known block sizes, the usual ones first."""
 CHARACTERS_PER_TOKEN = 4
-"""English text has some 4 characters per token of the vocabularies in use; code and other languages fewer."""
+"""English text has about 4 characters per token with current vocabularies; code and other languages have
+fewer.
+"""
 MAX_TOKENIZER_BYTES = 1 << 28
 
 
@@ -50,7 +52,7 @@ class Reading:
     ) -> None:
         self._columns, self._clock, self._time_rule = columns, clock, time_rule
         self._tokens_per_hash, self._tokenizer = tokens_per_hash, tokenizer
-        self._sessions: dict[str, int] = {}  # numbers of those seen so far, by name
+        self._sessions: dict[str, int] = {}  # numbers of the sessions seen so far, by name
         self._lengths: TextLengths | None = None
         self._remarks: list[str] = []  # of the row that is being read
         self._has_hashes = True
@@ -58,7 +60,7 @@ class Reading:
     def block(self, found: ArrowColumns, number: int) -> Block:
         """Returns the rows of a piece. Raises UnusualTextError unless all values are right.
 
-        number: that of the first row.
+        number: number of the first row.
         """
         columns = self._columns
         arrival_s = self._clock.of_column(found[columns.arrival])
@@ -97,7 +99,7 @@ class Reading:
     def row(self, record: Record) -> TraceRow:
         """Returns the request of a row. Raises ValueError."""
         columns, values = self._columns, record.values
-        values.pop("", None)  # a column without a name, which stands for columns that a format has not
+        values.pop("", None)  # a column without a name stands for a column that the format lacks
         self._remarks = []
         for name, instead in columns.refused.items():
             if values.get(name) is not None:
@@ -133,7 +135,7 @@ class Reading:
         )
 
     def _skip_reason(self, record: Record) -> str:
-        """Returns why a row is not replayed, whatever its lengths; empty if it may be."""
+        """Returns why a row is not replayed, for any lengths; empty if it may be replayed."""
         columns, values = self._columns, record.values
         if left_out := values.get(columns.left_out):
             return str(left_out)
@@ -148,13 +150,13 @@ class Reading:
         return ""
 
     def _status(self, record: Record) -> str:
-        """Returns why a row with a status is not replayed; empty if it is."""
+        """Returns why a row with a status is not replayed; empty if it is replayed."""
         status = record.values.get(self._columns.status)
         is_done = not status or str(status).lower() in DONE
         return "" if is_done else f"{self._columns.status}: {shown(status)}"
 
     def _tokens(self, record: Record) -> tuple[int, int, str]:
-        """Returns prompt and output, and why the row is not replayed if one of them is 0."""
+        """Returns prompt and output, and the reason why the row is not replayed if one of them is 0."""
         columns = self._columns
         failed, least = columns.failed, 0 if columns.empty else 1
         prompt_is_whole = _whole(record.values[columns.prompt]) is not None
@@ -167,7 +169,7 @@ class Reading:
         return prompt, output, "" if prompt and output else columns.empty
 
     def _contents(self, record: Record, prompt: int) -> tuple[int, tuple[int, ...]]:
-        """Returns the tokens of the prompt and what identifies its content; see `sized_segments`."""
+        """Returns the tokens of the prompt and its content ids; see `sized_segments`."""
         columns, values = self._columns, record.values
         if columns.cached:
             return prompt, (_tokens(record, columns.cached, 0), prompt)
@@ -254,7 +256,7 @@ def _tokens(record: Record, name: str, least: int) -> int:
 
 
 def _whole(found: object) -> int | None:
-    """Returns a whole number; None for other values."""
+    """Returns an integer; None for other values."""
     try:
         return whole_number(found)
     except ValueError:
@@ -262,14 +264,14 @@ def _whole(found: object) -> int | None:
 
 
 def other_block_size(num_tokens: int, num_ids: int) -> str:
-    """Returns what to do if there are more ids than blocks of the setting."""
+    """Returns the advice if there are more ids than blocks according to the setting."""
     fitting = [size for size in BLOCK_SIZES if -(-num_tokens // size) == num_ids]
     value = str(fitting[0]) if fitting else "the tokens that one id stands for"
     return f"set workload.tokens_per_hash={value}" + (", which fits this row" if fitting else "")
 
 
 def _whole_numbers(column: pa.Array) -> tuple[IntArray, BoolArray]:
-    """Returns a column of whole numbers [N], 0 where it is null, and where it is not null [N].
+    """Returns a column of integers [N], 0 for nulls, and a mask of its non-null values [N].
 
     Raises UnusualTextError for other types.
     """
@@ -294,9 +296,9 @@ def _are_true(column: pa.Array) -> BoolArray:
 
 
 def _tuples(column: pa.ListArray, size: int) -> tuple[ObjectArray, IntArray]:
-    """Returns lists of whole numbers as tuples behind a size [N], and the lengths of the lists [N].
+    """Returns lists of integers as tuples preceded by a size [N], and the lengths of the lists [N].
 
-    A list that is null is empty. Raises UnusualTextError for other values in a list.
+    A null list is empty. Raises UnusualTextError for other values in a list.
     """
     try:
         values = column.flatten().cast(pa.int64())
@@ -314,7 +316,7 @@ def _tuples(column: pa.ListArray, size: int) -> tuple[ObjectArray, IntArray]:
 
 
 def _texts(column: pa.Array) -> ObjectArray:
-    """Returns a column as texts [N], empty where it is null. Raises UnusualTextError for lists and others."""
+    """Returns a column as strings [N], empty for nulls. Raises UnusualTextError for lists and others."""
     try:
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         names = ["" if name is None else str(name) for name in encoded.dictionary.to_pylist()]
@@ -352,7 +354,7 @@ class TextLengths:
             ) from None
         try:
             self._tokenizer = package.Tokenizer.from_file(str(file))
-        except Exception as error:  # the package raises no class of its own
+        except Exception as error:  # the package raises no specific exception class
             raise ValueError(f"tokenizer={path}: is no tokenizer.json: {error}") from None
         self.remark = f"Lengths are those of texts, counted with {file}."
 

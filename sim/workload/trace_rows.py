@@ -26,17 +26,17 @@ from sim.workload.chunks import NO_SESSION, ROWS, ObjectArray, objects, rows_whe
 from sim.workload.distributions import BoolArray, FloatArray, IntArray
 
 NUMBERS = 4
-"""Numbers of a row without contents."""
+"""Count of numbers in a row without contents."""
 MAX_VALUES = 1 << 19
-"""Numbers of a block from which on it gets no more rows, however few they are: some 20 MB."""
+"""Count of numbers at which a block is full, regardless of its rows: about 20 MB."""
 
 
 RUN_VALUES = 1 << 21
-"""Numbers of a run, which is sorted in memory: half a million rows without contents."""
+"""Count of numbers in a run, which is sorted in memory: half a million rows without contents."""
 VALUES_AT_ONCE = 1 << 13
-"""Numbers of each run in memory while runs are merged: 2,048 rows without contents."""
+"""Count of numbers per run in memory while runs are merged: 2,048 rows without contents."""
 MAX_RUNS = 64
-"""Runs that are merged at once; of more, so many become one in a new file."""
+"""Number of runs merged at once; if there are more, groups of this size are first merged in a new file."""
 
 SCHEMA = pa.schema(
     [
@@ -61,7 +61,7 @@ class TraceRow(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     content_ids: tuple[int, ...] = ()  # content ids of the prompt's blocks, if the trace has them
-    remark: str = ""  # note for the user on how the times were read; at most one row has it
+    remark: str = ""  # note on how the times were read; at most one row has it
     skip_reason: str = ""  # reason why the row is counted but not replayed; its lengths are not checked
     tenant: str = ""
     session_id: int = NO_SESSION
@@ -89,7 +89,7 @@ class Block:
         return len(self.line)
 
     def num_values(self) -> IntArray:
-        """Returns the number of numbers of each row, a measure of its memory, [N]."""
+        """Returns the count of numbers in each row, a measure of its memory, [N]."""
         ids = () if self.content_ids is None else self.content_ids
         values = np.full(len(self), NUMBERS)
         return values + np.fromiter(map(len, ids), np.int64) if len(ids) else values
@@ -162,7 +162,7 @@ def _block(rows: Sequence[TraceRow]) -> Block:
     session_id = np.array(sessions, np.int64)
 
     def checked(lengths: Iterable[int]) -> IntArray:
-        """Returns lengths; those of skipped rows, which may be anything, as 0."""
+        """Returns lengths; 0 for skipped rows, whose lengths may be invalid."""
         pairs = zip(lengths, reasons, strict=True)
         return np.array([0 if reason else length for length, reason in pairs], np.int64)
 
@@ -187,14 +187,14 @@ def _unless_empty(values: Iterable[object]) -> ObjectArray | None:
 class SortedRows:
     """The rows of a trace in order of time. If the earliest is before 0 s, times count from it.
 
-    This happens with dates, which count from the first row of a file until the rows are sorted.
+    This occurs with dates, which count from the first row of a file until the rows are sorted.
     """
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         """Sorts the rows. Raises ValueError if the temporary file cannot be written."""
         self._remarks: tuple[str, ...] = ()
         self._first_s = 0.0
-        self._in_memory: Block | None = None  # all rows, if they are so few that there is no file
+        self._in_memory: Block | None = None  # all rows, if they are too few for a file
         self._runs: list[range] = []  # the batches of each run in the file
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._path = Path()
@@ -213,7 +213,7 @@ class SortedRows:
                 self._folder.cleanup()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes for another process, which reads the file and does not delete it."""
+        """Returns the attributes for another process, which reads the file without deleting it."""
         return self.__dict__ | {"_folder": None}
 
     @property
@@ -234,7 +234,7 @@ class SortedRows:
         return rows
 
     def blocks(self) -> Iterator[Block]:
-        """Yields the rows; every call begins anew. The first block has the remarks of all."""
+        """Yields the rows; every call starts from the beginning. The first block has the remarks of all."""
         remarks = self._remarks
         merged = _merged(self._path, self._runs) if self._runs else filter(None, [self._in_memory])
         for block in merged:
@@ -285,7 +285,7 @@ class SortedRows:
         self._runs.append(range(first, num_batches))
 
     def _merge_runs(self) -> None:
-        """Writes a file in which each `MAX_RUNS` runs have become one, in place of the old file."""
+        """Replaces the file by one in which each group of `MAX_RUNS` runs is merged."""
         runs, self._runs = self._runs, []
         file = self._path.with_suffix(".merged")
         with pa.ipc.new_file(str(file), SCHEMA) as writer:
@@ -297,7 +297,7 @@ class SortedRows:
 def _merged(path: Path, runs: Sequence[range]) -> Iterator[Block]:
     """Merges runs of a file; yields sorted blocks.
 
-    In each step, the rows up to the smallest last row of all buffers are in memory, whatever follows.
+    In each step, all rows up to the smallest last row of all buffers are in memory.
     """
     with pa.OSFile(str(path)) as file:
         reader = pa.ipc.open_file(file)

@@ -1,9 +1,9 @@
 """The traffic of a recorded trace: read in blocks, once to check it, and again by the run.
 
 The check finds every error before anything runs, counts the requests, and notices rows that are not in order
-of time. Short traces are kept in memory; others are read again, so that any number of requests takes the same
-memory. A check holds as long as the file has the same path, size and time of change: later runs of the
-process, and other processes, take it over.
+of time. Short traces are kept in memory; others are read again, so any number of requests takes the same
+memory. A check is valid as long as the file has the same path, size and modification time: later runs of the
+process, and other processes, reuse it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from sim.workload.distributions import BoolArray, clip_to_context
 from sim.workload.trace_rows import Block, SortedRows
 
 KEPT_VALUES = 1 << 20
-"""Numbers of a trace up to which it is kept in memory: some 200,000 requests, fewer with contents."""
+"""Count of numbers up to which a trace is kept in memory: about 200,000 requests, fewer with contents."""
 TIME_DIGITS = 7
 """Decimals of times in the files (Azure's have seven), which subtraction changes and rounding restores."""
 
 SETTLED_NS: Final = 1_000_000_000
-"""Age of a file from which its time of change identifies its content; file systems have coarse clocks."""
+"""Minimum age of a file at which its modification time identifies its content; file systems have coarse
+clocks.
+"""
 MAX_CHECKED: Final = 4
-"""Traces that are remembered; the requests of a short one are in memory, see `trace_source.KEPT_VALUES`."""
+"""Number of cached traces; the requests of a short one are in memory, see `trace_source.KEPT_VALUES`."""
 
 
 class Window(NamedTuple):
@@ -45,7 +47,7 @@ class Window(NamedTuple):
     duration_s: float | None
     max_requests: int | None
     later_s: float = 0.0
-    """Seconds that the window of a seed adds to the start."""
+    """Offset of a seed's window from the start, in seconds."""
 
 
 class OutOfOrderError(ValueError):
@@ -74,8 +76,8 @@ class TraceSource(OpenLoopSource):
     ) -> None:
         """Checks the trace.
 
-        blocks: reads the rows in the order of the file, every call begins anew; or all rows, already sorted.
-        sort: sort rows that are out of order. finish: see `Trace.finished`.
+        blocks: reads the rows in the order of the file, and every call starts again; or all rows, already
+        sorted. sort: sort rows that are out of order. finish: see `Trace.finished`.
         time_digits: decimals to which times are rounded; None: they stay as they are. nothing: the error of a
         file without rows, after its name. Raises ValueError.
         """
@@ -101,20 +103,20 @@ class TraceSource(OpenLoopSource):
             self._check(to_the_end=False)
 
     def again(self) -> TraceSource:
-        """Returns the same traffic, which is not checked again, for another run with notes of its own."""
+        """Returns the same traffic, without another check, for another run with its own notes."""
         source = copy(self)
         source.notes = deepcopy(self.notes)
         return source
 
     @property
     def is_readable(self) -> bool:
-        """False if sorted rows were removed, as those of another process are when it has ended."""
+        """False if sorted rows were removed, for example because their process has ended."""
         return self._sorted is None or self._sorted.is_readable
 
     def for_others(self, file: Path) -> TraceSource | None:
         """Returns the same traffic for other processes, with sorted rows in the file.
 
-        None: it is short, so that they can check it as well. Raises OSError.
+        None: it is short, so they can check it themselves. Raises OSError.
         """
         if self._kept is not None:
             return None
@@ -129,7 +131,7 @@ class TraceSource(OpenLoopSource):
         return self._read_again() if self._kept is None else iter(self._kept)
 
     def _check(self, *, to_the_end: bool) -> None:
-        """Reads the window, and keeps it if it is short. to_the_end: also check the rows behind it."""
+        """Reads the window, and keeps it if it is short. to_the_end: also check the rows after it."""
         self.notes = WorkloadNotes()
         self.num_requests: int | None = 0
         self.last_arrival_s: float | None = None
@@ -253,7 +255,7 @@ class TraceSource(OpenLoopSource):
 
 
 def _count_skipped(notes: WorkloadNotes, block: Block, in_time: BoolArray, end: int) -> None:
-    """Adds the rows of the window that are left out to the notes, by reason."""
+    """Adds the omitted rows of the window to the notes, by reason."""
     if block.skip_reason is not None:
         for reason, count in Counter(block.skip_reason[:end][in_time[:end]].tolist()).items():
             if reason:
@@ -266,7 +268,7 @@ def _first(mask: BoolArray) -> int:
 
 
 def version_of(path: Path) -> tuple[int, int] | None:
-    """Returns size and time of change of a file; None if there is none."""
+    """Returns size and modification time of a file; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -275,7 +277,7 @@ def version_of(path: Path) -> tuple[int, int] | None:
 
 
 class TraceKey(NamedTuple):
-    """All on which a check depends. version: size and time of change of the file."""
+    """Everything that a check depends on. version: size and modification time of the file."""
 
     settings: Hashable
     version: tuple[int, int]
@@ -287,8 +289,8 @@ _checked: OrderedDict[TraceKey, TraceSource] = OrderedDict()  # the one used las
 def checked_once(path: Path, settings: Hashable, check: Callable[[], TraceSource]) -> TraceSource:
     """Returns the traffic of a trace for one run; `check` is called if no check is known.
 
-    settings: all on which the traffic depends, besides the content of the file. Without a hash, as those of
-    a user's own class may be, the file is checked by each run.
+    settings: everything except the file's content that the traffic depends on. If they are unhashable, as a
+    user's class may be, each run checks the file.
     """
     version = version_of(path)
     try:
@@ -307,7 +309,7 @@ def checked_once(path: Path, settings: Hashable, check: Callable[[], TraceSource
 def checks_for_others(folder: Path) -> list[bytes]:
     """Returns the checks of long traces for `adopt` in other processes; sorted rows are copied to the folder.
 
-    A trace of which the rows cannot be written, or which cannot be pickled, is left out: others check it.
+    A trace whose rows cannot be written, or which cannot be pickled, is omitted: other processes check it.
     """
     found = []
     for number, (key, source) in enumerate(_checked.items()):
@@ -321,7 +323,7 @@ def checks_for_others(folder: Path) -> list[bytes]:
 
 
 def adopt(checks: Iterable[bytes]) -> None:
-    """Takes over the checks of the process that has called `checks_for_others`, as far as they help here."""
+    """Adopts the checks of the process that called `checks_for_others`, if they are useful here."""
     for check in checks:
         with suppress(ImportError, AttributeError):  # of a class that is not found here
             # Made by the command of this run.

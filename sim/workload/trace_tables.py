@@ -1,10 +1,9 @@
 """Reads the rows of a trace from its file: CSV, JSON lines, JSON objects, Parquet.
 
-A table yields its rows in pieces of some thousand. A piece can be read as columns, by pyarrow, where its text
+A table yields its rows in pieces of several thousand. A piece can be read as columns by pyarrow if its text
 and types are plain; otherwise its rows are read one by one, with the same values and with errors that name
-file, row, column and value.
-
-The module is long because four file formats have one way to name what is wrong with a value.
+file, row, column and value. The module is long because four file formats share one way to report invalid
+values.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from sim.workload.trace_files import LINE_FEED, UnusualTextError, lines_of, open
 from sim.workload.trace_rows import MAX_VALUES
 
 OTHER_NAMES = "workload=trace finds other columns"
-"""The advice in the error of a file that lacks a column."""
+"""The advice in the error for a file that lacks a column."""
 
 ArrowColumns = dict[str, pa.Array]
 """The columns of some rows, by name."""
 
 
 class Rule(NamedTuple):
-    """Rule for a value, its text for messages, and how a sound value is read."""
+    """Rule for a value, its text for messages, and the conversion of a valid value."""
 
     is_sound: Callable[[Any], bool]
     text: str
@@ -103,13 +102,13 @@ class Piece(NamedTuple):
     """Some rows of a file."""
 
     number: int
-    """Number of the first row, as messages name it."""
+    """Number of the first row, as in messages."""
     columns: Callable[[], ArrowColumns]
     """Reads the rows as columns; raises UnusualTextError if they must be read one by one."""
     records: Callable[[], Iterator[Record]]
     """Reads them one by one."""
     is_rest: bool
-    """Whether `records` goes on to the end of the file."""
+    """Whether `records` continues to the end of the file."""
 
 
 class Table(ABC):
@@ -130,7 +129,7 @@ class Table(ABC):
     def pieces(self, path: Path, columns: Columns, clock: Clock, start_s: float) -> Iterator[Piece]:
         """Yields the rows. Raises ValueError.
 
-        start_s: rows before this time may be left out, if the file shows where they end.
+        start_s: rows before this time may be skipped, if the file shows where they end.
         """
 
 
@@ -146,7 +145,7 @@ def _missing(path: Path, line: int, kind: str, name: str, wanted: str, found: st
 
 
 def _require_once(where: str, columns: Columns, names: Sequence[str]) -> None:
-    """Raises ValueError for a column of the format that a file has twice."""
+    """Raises ValueError if a file has a column of the format twice."""
     for name in columns.all:
         if names.count(name) > 1:
             raise ValueError(f"{where}: has {names.count(name)} columns {name}; rename or remove all but one")
@@ -173,7 +172,7 @@ class CsvRow(Record):
 
 
 class CsvTable(Table):
-    """Rows of fields with commas, behind a line with the names of the columns."""
+    """Comma-separated rows after a header line."""
 
     has_texts = True
 
@@ -229,7 +228,7 @@ def _csv_columns(text: bytes, header: list[str], columns: Columns) -> ArrowColum
 
     Raises UnusualTextError for everything else.
     """
-    # pyarrow reads hexadecimal numbers; the search for one byte saves that for two, which takes longer.
+    # pyarrow reads hexadecimal numbers; searching for one byte first is faster than searching for two.
     is_hexadecimal = any(one in text and b"0" + one in text for one in (b"x", b"X"))
     if b'"' in text or is_hexadecimal:
         raise UnusualTextError
@@ -278,7 +277,7 @@ def _csv_rows(path: Path, columns: Columns, header: list[str] | None, num_lines:
 
 
 NAMED_LINES = 100
-"""Lines at the beginning of a file of which the keys are known before it is read."""
+"""Number of lines at the beginning of a file whose keys are known before it is read."""
 OPEN, CLOSE = b"{}"
 
 
@@ -324,7 +323,7 @@ class JsonLines(Table):
 def json_lines(path: Path, wanted: Iterable[str], num_lines: int = 0) -> Iterator[Record]:
     """Yields the objects of a file. Raises ValueError.
 
-    wanted: names of the keys, for an empty file. num_lines: lines at the beginning that are left out.
+    wanted: names of the keys, for an empty file. num_lines: number of skipped lines at the beginning.
     """
     number = num_lines
     for number, text in enumerate(islice(lines_of(path), num_lines, None), num_lines + 1):
@@ -394,11 +393,11 @@ def _first_object(text: bytes) -> dict[str, Any]:
 
 
 PIECE = 1 << 18
-"""Bytes that are read at once; more while an element is longer."""
+"""Number of bytes read at once; more if an element is longer."""
 MAX_ELEMENT = 1 << 28
-"""Characters from which an element is refused."""
+"""Number of characters from which an element is rejected."""
 CUT_SHORT = 16
-"""An error so few characters before the end of the text read so far may be due to the cut."""
+"""An error within this many characters of the end of the text read so far may be due to the cut."""
 
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
@@ -418,7 +417,7 @@ class Element(Record):
 class JsonElements(Table):
     """A JSON file of any size: the elements of one list, or objects one after another.
 
-    wanted: what the objects should be, for messages.
+    wanted: the expected objects, for messages.
     """
 
     wanted: str
@@ -455,7 +454,7 @@ class JsonElements(Table):
 
 
 class _Text:
-    """The text of a file, of which only the part that is being read is in memory."""
+    """The text of a file; only the part being read is in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -483,7 +482,7 @@ class _Text:
         return count
 
     def value(self, number: int) -> Any:
-        """Returns the value that begins here."""
+        """Returns the value that begins at the current position."""
         size = PIECE
         while True:
             try:
@@ -547,7 +546,7 @@ class ParquetTable(Table):
         return names
 
     def pieces(self, path: Path, columns: Columns, clock: Clock, start_s: float) -> Iterator[Piece]:
-        """Yields the rows, without row groups of which the statistics show that they lie before start_s."""
+        """Yields the rows, without row groups whose statistics show that they are before start_s."""
         try:
             with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
                 names = file.schema_arrow.names
@@ -598,9 +597,9 @@ class Start(NamedTuple):
 
 
 def start_of(file: pq.ParquetFile, column: str, clock: Clock, start_s: float) -> Start:
-    """Returns the first row group of which the times may reach start_s.
+    """Returns the first row group whose times may reach start_s.
 
-    column: name of the times, which are in order. A group without statistics of its times ends the search,
+    column: name of the time column, which is sorted. A group without statistics of its times ends the search,
     and the last group is read in any case. The clock reads the first time of the file.
     """
     first = (
@@ -622,7 +621,7 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yields max_rows rows at a time, fewer if their lists have more than `MAX_VALUES` numbers.
 
-    first: the row group with which reading begins. Lists may be long in one part of a file only.
+    first: the row group with which reading begins. Lists may be long in only one part of a file.
     """
     groups = range(first, file.num_row_groups)
     types = [file.schema_arrow.field(name).type for name in columns]
@@ -655,18 +654,19 @@ def _with_plain_times(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
 
 
 def _plain_times(column: pa.Array) -> pa.Array:
-    """Returns dates as Unix times in nanoseconds, and other values as they are."""
+    """Returns dates as Unix times in nanoseconds, and other values unchanged."""
     if not pa.types.is_timestamp(column.type):
         return column
     return column.cast(pa.timestamp("ns", column.type.tz)).cast(pa.int64())
 
 
 def _latest_s(file: pq.ParquetFile, group: int, name: str, clock: Clock) -> float | None:
-    """Returns the latest time in a row group, in seconds; None if its statistics do not tell."""
+    """Returns the latest time in a row group, in seconds; None if it has no statistics."""
     paths = [file.schema.column(i).path for i in range(len(file.schema))]
     if name not in paths:
         return None
-    # pyarrow ends the process for some damaged metadata, unless it has found the damage while it reads rows.
+    # pyarrow terminates the process for some damaged metadata, unless it detects the damage while reading
+    # rows.
     next(file.iter_batches(1, row_groups=[group], columns=[name]), None)
     found = file.metadata.row_group(group).column(paths.index(name)).statistics
     if found is None or not found.has_min_max:

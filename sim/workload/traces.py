@@ -1,4 +1,4 @@
-"""Base classes of recorded traces: the settings that all formats have, and how a declared format is read.
+"""Base classes of recorded traces: the common settings of all formats, and the reading of declared formats.
 
 A format declares its table and its columns (`formats`). Times in a row count from the trace's own zero; its
 `start_s`, or without one the first arrival, is 0 s of the run.
@@ -30,9 +30,10 @@ from sim.workload.trace_tables import Record, Table
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The arrivals of a format: as numbers, or as what a clock of its own reads.
+    """The arrivals of a format: numbers, or values read by a format-specific clock.
 
-    unit, exponent: those of numbers; the power of ten is 3 for milliseconds. rule: what the clock expects.
+    unit, exponent: for numbers; the power of ten is 3 for milliseconds. rule: the values that the clock
+    expects.
     """
 
     unit: str = ""
@@ -45,7 +46,7 @@ SECONDS, MILLISECONDS = Times("seconds"), Times("ms", 3)
 MICROSECONDS, NANOSECONDS = Times("us", 6), Times("ns", 9)
 DATES = Times(clock=DateClock, rule="a time such as 2023-11-16 18:17:03.9799600")
 READY = Times(clock=ReadyClock)
-"""`Trace.records` gives Unix times in seconds, which count from the earliest."""
+"""Marker for `Trace.records` that yields Unix times in seconds, which count from the earliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,10 @@ class Trace:
     """Settings of every trace.
 
     path: the file; .gz and .zst are read directly. start_s and duration_s select a window of the trace, in
-    the trace's own time; start_s None: it begins with the first arrival. max_requests ends it earlier. sort:
-    sort rows that are not in order of time instead of rejecting them. patience_s: a client aborts its request
-    this long after its arrival. window_by_seed: seed k replays the k-th window of duration_s after start_s,
-    so that several seeds show how windows differ.
+    the trace's own time; start_s None: it begins with the first arrival. max_requests limits it further.
+    sort: sort rows that are not in order of time instead of rejecting them. patience_s: a client aborts its
+    request this long after its arrival. window_by_seed: seed k replays the k-th window of duration_s after
+    start_s, so several seeds show the variation between windows.
     """
 
     columns: ClassVar[Columns]
@@ -74,7 +75,7 @@ class Trace:
     has_any_order: ClassVar[bool] = False
     """True: rows need not be in order of time, and are sorted without the setting `sort`."""
     note: ClassVar[str] = ""
-    """What a note says of `READY` times; in it, {start} is the date of the earliest."""
+    """The note on `READY` times, in which {start} is the date of the earliest."""
     nothing: ClassVar[str] = ":2:1: expected at least one request"
     """The error of a file without rows, after its name."""
 
@@ -99,7 +100,7 @@ class Trace:
 
     @property
     def layout(self) -> Layout:
-        """Returns what the file looks like, which the class declares. Raises ValueError if it does not."""
+        """Returns the declared layout of the file. Raises ValueError if the class declares none."""
         kind = type(self)
         if not hasattr(kind, "columns") or not hasattr(kind, "table"):
             raise ValueError(
@@ -110,7 +111,7 @@ class Trace:
 
     @property
     def is_in_unix_time(self) -> bool:
-        """Returns whether the window begins at a Unix time, from which times then count."""
+        """Returns whether the window begins at a Unix time, which is then the origin of times."""
         return (self.start_s or 0.0) >= MAX_ARRIVAL_S
 
     def clock(self) -> Clock:
@@ -135,7 +136,7 @@ class Trace:
     def blocks(self) -> Iterator[Block]:
         """Yields the rows in the order of the file, with times from the trace's zero, in blocks.
 
-        Every call begins anew. Raises ValueError at a bad row, after the rows before it.
+        Every call starts from the beginning. Raises ValueError at a bad row, after the rows before it.
         """
         clock = self.clock()
         columns = self.layout.columns.in_file(self.column_names)
@@ -153,7 +154,7 @@ class Trace:
                     return
 
     def records(self, found: Iterator[Record]) -> Iterator[Record]:
-        """Yields the rows with the columns of the format, one or more for what the table has as a row."""
+        """Yields the rows with the columns of the format, one or more per table row."""
         return found
 
     def column_names(self) -> Iterable[str]:
@@ -161,13 +162,13 @@ class Trace:
         return self.layout.table.names(self.path)
 
     def finished(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
-        """Yields the rows with what depends on other rows. blocks: yields all rows in order of time."""
+        """Yields the rows with values that depend on other rows. blocks: yields all rows in order of time."""
         if self.layout.times is READY:
             blocks = partial(self._since_earliest, blocks)
         return blocks()
 
     def _since_earliest(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
-        """Yields the rows at seconds after the earliest. Raises ValueError after those that are near it."""
+        """Yields the rows with times after the earliest. Raises ValueError if a row is too far from it."""
         zero_s = 0.0 if self.is_in_unix_time else None
         for block in blocks():
             if zero_s is None:
@@ -214,8 +215,8 @@ def _checked(trace: Trace, later_s: float, max_model_len: int) -> TraceSource:
 class HashedTrace(Trace):
     """A trace whose prompts have contents by blocks of tokens_per_hash tokens; the last may be shorter.
 
-    The file has their ids (`Columns.hashes`), or says which part of a prompt was that of the session's
-    previous one (`Columns.cached`), so that the blocks of this part get the ids that they had there.
+    The file has their ids (`Columns.hashes`), or gives the part of a prompt shared with the session's
+    previous one (`Columns.cached`); the blocks of this part keep their ids.
     """
 
     tokens_per_hash: int
@@ -234,9 +235,9 @@ class HashedTrace(Trace):
         return self._with_cached(found) if self.layout.columns.cached else found()
 
     def _with_cached(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
-        """Yields rows whose whole blocks have ids: those of the session's previous prompt, then new ones.
+        """Yields rows whose full blocks have ids: those of the session's previous prompt, then new ones.
 
-        Requests then have no session: their calls come at the recorded times.
+        Requests then have no session, because their calls arrive at the recorded times.
         """
         num_left = Counter(session for block in blocks() for session in _sessions(block))
         previous: dict[int, tuple[int, ...]] = {}  # session -> ids of its latest prompt

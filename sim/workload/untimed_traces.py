@@ -1,8 +1,7 @@
-"""Reads files without times of their own: Weka's sessions, ShareGPT, AIPerf's sessions, OpenAI's batches.
+"""Reads files without arrival times: Weka's sessions, ShareGPT, AIPerf's sessions, OpenAI's batches.
 
-What is in them begins by `arrivals`, in the order of the file.
-
-The input files of OpenAI's Batch API, which `vllm run-batch` takes, too, have one request per line.
+Their content begins according to `arrivals`, in the order of the file. The input files of OpenAI's Batch API,
+which `vllm run-batch` also accepts, have one request per line.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sim.workload.trace_source import TraceSource, Window, checked_once
 from sim.workload.trace_tables import COUNT, IDS, OBJECTS, TEXT, JsonElements, Record, Rule, json_lines
 
 MAX_DRAWN = 1 << 40
-"""Sessions for which times can be drawn: more than any file has."""
+"""Maximum number of sessions for which times can be drawn: more than any file has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,9 +38,9 @@ class UntimedTrace:
     """Settings of all such files."""
 
     begins: ClassVar[str] = "session"
-    """The noun for what begins at an arrival, in messages."""
+    """The noun for the unit that begins at an arrival, in messages."""
     sorts: ClassVar[bool] = False
-    """Whether requests of the file are in no order of time."""
+    """Whether requests of the file are not in order of time."""
 
     path: Path
     arrivals: ArrivalProcess | ClosedLoop
@@ -74,17 +73,17 @@ class UntimedTrace:
         return blocks_of_rows(self.rows(seed))
 
     def rows(self, seed: int) -> Iterator[TraceRow]:
-        """Yields them one by one; before content ids is the number of tokens that one of them names."""
+        """Yields the requests one by one; content ids are preceded by the number of tokens per id."""
         return iter(())
 
     def max_rows(self) -> int | None:
-        """Returns how many requests are replayed, the first ones; None: all."""
+        """Returns how many of the first requests are replayed; None: all."""
         return None
 
     def begins_s(self, seed: int, count: Callable[[], int]) -> Iterator[float]:
-        """Yields the times at which what is in the file begins; 0 s for a closed loop, which decides later.
+        """Yields the times at which the units of the file begin; 0 s for a closed loop, which decides later.
 
-        count: returns how much begins, for arrivals that are drawn at once. Raises ValueError when they end.
+        count: returns their number, for arrivals that are drawn at once. Raises ValueError when they end.
         """
         if isinstance(self.arrivals, ClosedLoop):
             yield from repeat(0.0)
@@ -128,7 +127,7 @@ class _Call(NamedTuple):
 class WekaJsonl(UntimedTrace):
     """One session per line: `id`, `block_size`, `hash_id_scope`, `requests`; sessions begin by `arrivals`.
 
-    A request has `t` (seconds after the start), `type` (n, s, or subagent, which has `requests` of its own),
+    A request has `t` (seconds after the start), `type` (n, s, or subagent, which has its own `requests`),
     `in`, `out` and `hash_ids` of whole blocks. Times in a subagent before its own `t` count from it. With
     hash_id_scope local, equal ids of two sessions are different contents.
     """
@@ -144,8 +143,8 @@ class WekaJsonl(UntimedTrace):
     def rows(self, seed: int) -> Iterator[TraceRow]:
         """Yields the calls in the order of the file; session_id is the number of the session.
 
-        A closed loop begins a session when another has ended; its calls keep their times after its begin.
-        Until then, the sessions come one after the other.
+        A closed loop begins a session when another has ended; its calls keep their times relative to its
+        start. Here the sessions come one after the other.
         """
         begins_s = self.begins_s(seed, lambda: sum(1 for _ in self._sessions()))
         is_loop, ended_s = isinstance(self.arrivals, ClosedLoop), 0.0
@@ -213,10 +212,10 @@ CHATS = JsonElements("a conversation with a list of messages (conversations: fro
 class ShareGptJson(UntimedTrace):
     """ShareGPT: objects with `conversations`, a list of messages (`from`, `value`); one request for each.
 
-    As with `vllm bench serve --dataset-name sharegpt`, the prompt is what comes before the first answer, and
-    the output has the answer's length; later turns are not replayed. Unlike there, short and long requests
-    stay, and the order is that of the file. Conversations without an answer are counted and left out.
-    tokenizer: a tokenizer.json that counts the tokens; None: 4 characters per token.
+    As with `vllm bench serve --dataset-name sharegpt`, the prompt is everything before the first answer, and
+    the output has the answer's length; later turns are not replayed. Unlike in vLLM, short and long requests
+    are kept, in the order of the file. Conversations without an answer are counted and skipped. tokenizer: a
+    tokenizer.json that counts the tokens; None: 4 characters per token.
     """
 
     begins = "request"
@@ -229,7 +228,7 @@ class ShareGptJson(UntimedTrace):
         require_positive(self, "max_requests")
 
     def max_rows(self) -> int | None:
-        """Returns how many requests are replayed, the first ones; None: all."""
+        """Returns how many of the first requests are replayed; None: all."""
         return self.max_requests
 
     def rows(self, seed: int) -> Iterator[TraceRow]:
@@ -248,7 +247,7 @@ class ShareGptJson(UntimedTrace):
 
 
 def first_exchange(record: Record) -> tuple[str, str] | None:
-    """Returns what comes before the first answer of a conversation, and the answer; None if one is empty.
+    """Returns the text before the first answer of a conversation, and the answer; None if one is empty.
 
     Raises ValueError that names the element and its key.
     """
@@ -308,11 +307,11 @@ class _Session:
 class MooncakeSessions(UntimedTrace):
     """JSON lines with `session_id`, `input_length` or `text_input`, `output_length`, `delay`, `timestamp`.
 
-    A session begins at the `timestamp` (ms) of its first turn, and sessions without one by `arrivals`; each
-    later turn is sent `delay` ms after the end of the one before (or, without a delay, as long after it as
-    the timestamps are apart). As in AIPerf, `input_length` is what a turn adds: its prompt is all earlier
+    A session begins at the `timestamp` (ms) of its first turn, or by `arrivals` without one; each later turn
+    is sent `delay` ms after the end of the previous one (or, without a delay, after the difference of their
+    timestamps). As in AIPerf, `input_length` is the addition of a turn: its prompt consists of all earlier
     prompts and outputs of the session and these tokens. With context_mode message_array_with_responses it is
-    the whole prompt. tokenizer: counts the tokens of texts; None: 4 characters per token.
+    the complete prompt. tokenizer: counts the tokens of texts; None: 4 characters per token.
     """
 
     max_sessions: int | None = None
@@ -416,7 +415,7 @@ def _time_s(line: Record, clock: ArrivalClock) -> float | None:
 
 
 def _delay_s(line: Record, at_s: float | None, last_s: float | None, *, is_first: bool) -> float:
-    """Returns the time between the end of the turn before and this one."""
+    """Returns the time between the end of the previous turn and this one."""
     if line.values.get("delay") is not None:
         line.check({"delay": MS})
         return float(line.values["delay"]) / 1e3
@@ -432,7 +431,7 @@ def _delay_s(line: Record, at_s: float | None, last_s: float | None, *, is_first
 
 
 def _add(line: Record, session: _Session, delay_s: float) -> None:
-    """Adds a turn to its session; its input is what it adds to the context."""
+    """Adds a turn to its session; its input is its addition to the context."""
     added, mode = line.values["input_length"], line.values.get("context_mode")
     if mode == WHOLE_CONTEXT:
         before = sum(session.inputs) + sum(session.outputs)
@@ -448,7 +447,7 @@ def _add(line: Record, session: _Session, delay_s: float) -> None:
 
 
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-"""Fields of a body with the limit of its output, in the order in which they count."""
+"""Fields of a body with the limit of its output, in order of precedence."""
 BLOCK = 16
 """Tokens of a prompt that have one content id: a KV block."""
 PROMPTS = ("messages", "prompt", "input")
@@ -477,7 +476,7 @@ class OpenAiBatch(UntimedTrace):
         require_positive(self, "max_requests", "output_mean", "output_cv")
 
     def max_rows(self) -> int | None:
-        """Returns how many requests are replayed, the first ones; None: all."""
+        """Returns how many of the first requests are replayed; None: all."""
         return self.max_requests
 
     def rows(self, seed: int) -> Iterator[TraceRow]:

@@ -1,7 +1,7 @@
 """The decoding sequences of an engine that speculates: each advances by 1 to K + 1 tokens in an iteration.
 
-They have no common clock. Arrays by slot hold what every pass reads and writes, so that a pass costs about
-the same for one sequence as for a hundred.
+They have no common clock. Arrays by slot hold the data that every pass reads and writes, so a pass takes
+about the same time for one sequence as for a hundred.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ADMISSION = attrgetter("admission")
 
 
 class SlotClock:
-    """The number of computed tokens of one slot, read as the clock of its sequence."""
+    """The number of computed tokens of one slot, used as the clock of its sequence."""
 
     __slots__ = ("_decodes", "_slot")
 
@@ -51,8 +51,8 @@ class SlotClock:
 class DraftSet(DecodeSet):
     """The decoding sequences, with their counts by slot.
 
-    reads_late: whether the tokens of a step are read when the next one is planned (see drafting.py). Then the
-    scheduler counts all rows of the step in flight as computed tokens.
+    reads_late: whether the tokens of a step are read only when the next step is planned (see drafting.py). If
+    so, the scheduler counts all rows of the step in flight as computed tokens.
     """
 
     holds_planned = True
@@ -62,47 +62,48 @@ class DraftSet(DecodeSet):
         self.max_slots = min(max_model_len, pool.max_tokens_per_seq)
         """Maximum KV slots of a sequence."""
         self.max_model_len = min(max_model_len, pool.max_tokens_per_seq + 1)
-        """Maximum known tokens of a sequence, the newest of which needs no slot."""
+        """Maximum known tokens of a sequence; the newest one needs no slot."""
         self.margin = 0
-        """Upper bound of the slots that a sequence may take behind the end of its answer."""
+        """Upper bound of the slots that a sequence may take beyond the end of its output."""
         self.num_lookahead = 0
-        """KV slots behind those of a pass that the proposer needs."""
+        """KV slots that the proposer needs after those of a pass."""
         self.reads_late = False
         self.caches_verified = False
-        """Whether accepted draft tokens are in a prefix cache when they are verified; see `Release`."""
+        """Whether accepted draft tokens enter the prefix cache as soon as they are verified; see `Release`.
+        """
         self.is_read = False
-        """Whether the tokens of the step in flight have been read, while members leave that it has ended."""
+        """Whether the tokens of the step in flight have been read, while its ended members leave."""
         self._pool = pool
         self.computed_S = np.zeros(max_num_seqs, np.int64)
         """Number of computed tokens, by slot."""
         self.base_S = np.zeros(max_num_seqs, np.int64)
         """Computed tokens as the scheduler counts them."""
         self.blocks_S = np.zeros(max_num_seqs, np.int64)
-        """KV blocks that the sequence holds, those of rejected draft tokens included."""
+        """KV blocks that the sequence holds, including those of rejected draft tokens."""
         self.drafts_S = np.zeros(max_num_seqs, np.int64)
         """Draft tokens for the next pass."""
         self.last_S = np.zeros(max_num_seqs, np.int64)
         """Tokens of the last pass, until the scheduler has read them; see `leave`."""
         self._is_covered = pool.lookahead > 0  # whether the content of a block includes the token after it
         self._num_told = 0  # see `tell`
-        self._told_S = np.zeros(max_num_seqs, np.int64)  # tokens that a prefix cache knows at least
+        self._told_S = np.zeros(max_num_seqs, np.int64)  # minimum number of tokens in the prefix cache
         self.end_S = np.zeros(max_num_seqs, np.int64)
         """Computed tokens with which the sequence ends."""
         self.ids_S = np.zeros(max_num_seqs, np.int64)
         """Request ids."""
         self.num_changes = 0
-        """How often a member has joined or left."""
+        """Number of times that a member has joined or left."""
         self.is_member_S = np.zeros(max_num_seqs, bool)
         """Whether the slot is that of a member."""
         self.num_unread = 0
-        """Accepted draft tokens of the last pass that stay, of all members; see `hide`."""
+        """Kept accepted draft tokens of the last pass, of all members; see `hide`."""
         self.is_hiding = False
-        """Whether these are left out of the counts."""
-        self._left_hidden: list[tuple[Sequence, int, int]] = []  # members that left meanwhile, their tokens
+        """Whether these are excluded from the counts."""
+        self._left_hidden: list[tuple[Sequence, int, int]] = []  # members that left, with their tokens
         self.is_far = True
-        """Whether no member can come near the end of the model's context: no limit need be checked."""
-        self._one = np.ones(1, np.int64)  # an array, as numpy adds numbers more slowly
-        self._may_idle = False  # whether there may be a member whose tokens had all been read
+        """Whether no member can come near the end of the model's context, so no limit needs checking."""
+        self._one = np.ones(1, np.int64)  # an array, because numpy adds Python numbers more slowly
+        self._may_idle = False  # whether a member may have had all its tokens read
         self._admitted: list[Sequence] = []  # the members in the order of their admission
         self._admitted_slots = array("q")
         self._members: list[Sequence] = []  # of the time of `_listed`
@@ -135,7 +136,7 @@ class DraftSet(DecodeSet):
         return self._slots
 
     def _list_members(self) -> None:
-        """Lists the members and their slots anew, after one has joined or left."""
+        """Rebuilds the lists of members and slots after one has joined or left."""
         self._listed = self.num_changes
         self._members = self._admitted.copy()
         self._slots = np.array(self._admitted_slots)
@@ -146,7 +147,7 @@ class DraftSet(DecodeSet):
         return np.where(self.is_member_S, self.computed_S, 0)
 
     def num_shown(self, slot: int) -> int:
-        """Returns the computed tokens of a member; while they are hidden without those of its last pass."""
+        """Returns the computed tokens of a member, excluding its last pass while that is hidden."""
         num_computed = self.computed_S.item(slot)
         if self.is_hiding and (num_last := self.last_S.item(slot)):
             num_computed -= num_last - 1
@@ -202,8 +203,9 @@ class DraftSet(DecodeSet):
         """Removes a member; its token counts are written back to it, and its state becomes `state`.
 
         Its blocks after those of its computed tokens become extra blocks. seq.num_unread becomes the number
-        of its last tokens that a prefix cache does not know: asynchronously all of the step in flight, else
-        those after the first of the last pass, which only the next plan would have offered.
+        of its last tokens that are not in the prefix cache. With asynchronous scheduling these are all tokens
+        of the step in flight; otherwise the tokens after the first one of the last pass, which only the next
+        plan would have offered.
         """
         slot = seq.slot
         assert slot is not None
@@ -217,7 +219,7 @@ class DraftSet(DecodeSet):
         seq.stored_known = num_computed + 1
         seq.state = state
         num_readable = self.num_readable(seq, has_decoded=False)
-        if self._num_told:  # the token that will not be computed counts where the last tokens are left out
+        if self._num_told:  # the token that will not be computed counts if the last tokens are excluded
             num_readable = min(self._num_told, num_computed + (self._pool.num_reprefillable_tokens > 0))
             self._num_told = 0
         seq.num_unread = 0 if self.is_read else num_computed - num_readable
@@ -249,9 +251,9 @@ class DraftSet(DecodeSet):
         return int(self.computed_S[seq.slot]) + 1 - max(int(self.last_S[seq.slot]) - 1, 0)
 
     def num_readable(self, seq: Sequence, *, has_decoded: bool) -> int:
-        """Counts the first tokens of a member that a prefix cache knows.
+        """Counts the leading tokens of a member in the prefix cache.
 
-        has_decoded: whether the step that is being planned, or is planned, decodes it.
+        has_decoded: whether the step being planned, or just planned, decodes it.
         """
         num_computed, num_last = int(self.computed_S[seq.slot]), int(self.last_S[seq.slot])
         if self.reads_late:
@@ -261,16 +263,16 @@ class DraftSet(DecodeSet):
         return num_computed - max(num_last - 1, 0)
 
     def tell(self, seq: Sequence) -> None:
-        """Records that the step that is being planned has told a prefix cache all tokens of a member.
+        """Records that the step being planned has offered all tokens of a member to the prefix cache.
 
         The next call must be `leave` of this member: the step has decoded it, and now preempts it.
         """
         self._num_told = self.num_readable(seq, has_decoded=not self._is_covered)
 
     def advance_by(self, drafts: DraftPlan, num_iterations: int) -> list[Sequence]:
-        """Advances the sequences of a plan by what iterations have accepted, and one token each.
+        """Advances the sequences of a plan by the accepted tokens and one more token per iteration.
 
-        Returns the sequences that end; those after the first iteration must not end before the last one.
+        Returns the sequences that end. With several iterations, no sequence may end before the last one.
         """
         slots, totals, num_seqs = drafts.slots, drafts.totals, len(drafts.seqs)
         after = totals[num_iterations - 1]
@@ -283,7 +285,7 @@ class DraftSet(DecodeSet):
         has_ended = after >= drafts.end
         if drafts.num_changes != self.num_changes:
             is_member = self.is_member_S[slots]
-            if np.count_nonzero(is_member) < num_seqs:  # others had ended before this step
+            if np.count_nonzero(is_member) < num_seqs:  # the others had ended before this step
                 has_ended &= is_member
                 for index in (~is_member).nonzero()[0].tolist():
                     num_seqs -= 1
@@ -319,7 +321,7 @@ class DraftSet(DecodeSet):
         return ended
 
     def hide(self) -> None:
-        """Takes the draft tokens that the last pass accepted out of the counts while a step is planned.
+        """Excludes the accepted draft tokens of the last pass from the counts while a step is planned.
 
         The executor of that pass may not know them yet: it may read them while the next step runs.
         """
@@ -329,7 +331,7 @@ class DraftSet(DecodeSet):
         self.num_context_tokens -= self.num_unread
 
     def show(self, in_flight: StepPlan | None) -> None:
-        """Adds the draft tokens that `hide` has taken out to the counts, and to the plan that was made."""
+        """Adds the draft tokens excluded by `hide` back to the counts, and to the new plan."""
         num_unread, self.num_unread = self.num_unread, 0
         if not self.is_hiding:
             return
@@ -348,7 +350,7 @@ class DraftSet(DecodeSet):
 
     def add_kept(self, drafts: DraftPlan, num_kept: Ints) -> None:
         """Adds accepted draft tokens of the last pass to the counts of its sequences, which may have left."""
-        is_member = self.is_member_S[drafts.slots]  # no other sequence has joined with the slot of one
+        is_member = self.is_member_S[drafts.slots]  # no other sequence has joined with a slot of these
         if np.count_nonzero(is_member) == len(is_member):
             self._add_last(drafts.slots, num_kept)
             return
@@ -397,7 +399,7 @@ class DraftSet(DecodeSet):
         pool.num_extra_blocks += seq.num_extra_blocks
 
     def rest(self) -> None:
-        """Records a step in which no member decodes: the tokens of the step before have been read."""
+        """Records a step in which no member decodes: the previous step's tokens have been read."""
         if self.reads_late:
             self.last_S[:] = 0
             self.base_S[:] = self.computed_S

@@ -1,20 +1,18 @@
 """The verification of draft tokens, as a part of an engine: `EngineCore.drafts`.
 
-A decode is then a pass over 1 + K tokens, of which 1 to K + 1 stay. The executor says in
-`StepOutcome.accepted` how many draft tokens were right. A plan that holds for several iterations ends with
-the first of them in which a sequence ends or KV blocks run out, which depends on what is accepted:
-`Drafting.num_iterations_of` finds it.
-
-With asynchronous scheduling (`Ends.one_step_late`) a step is planned before the tokens of the step before
-are known. All draft tokens of the step in flight count as computed until they have been read, as in vLLM.
-What a step has accepted, and which sequences have ended with it, does not reach the next plan. So an executor
-may say it late, and the plans are the same:
+A decode is then a pass over 1 + K tokens, of which 1 to K + 1 are kept. The executor reports the number of
+accepted draft tokens in `StepOutcome.accepted`. A plan that holds for several iterations stops after the
+first iteration in which a sequence ends or KV blocks run out, which depends on the accepted tokens:
+`Drafting.num_iterations_of` finds it. With asynchronous scheduling (`Ends.one_step_late`) a step is planned
+before the previous step's tokens are known. All draft tokens of the step in flight count as computed until
+they have been read, as in vLLM. The accepted tokens and the ended sequences of a step do not affect the next
+plan. An executor may therefore report them late, and the plans are the same:
 
     simulator     plan 1 | commit 1 with acceptances | plan 2 | commit 2 with acceptances | plan 3
     real engine   plan 1 | commit 1 without | plan 2 | read 1 | commit 2 without | plan 3 | read 2 ...
 
-A commit without acceptances (`StepOutcome.accepted` is None) gives each decoding sequence the one token that
-is certain and ends those that reach their limit with it; `Drafting.read` gives the others.
+A commit without acceptances (`StepOutcome.accepted` is None) adds the one certain token to each decoding
+sequence and ends those that reach their limit with it; `Drafting.read` adds the others.
 """
 
 from __future__ import annotations
@@ -44,12 +42,12 @@ from policies.user_code import traits_of
 def iterations_to_event(
     drafts: DraftPlan, accepted: Ints, decodes: DraftSet, rows: DraftRows, pool: BlockPool
 ) -> tuple[int, Ints]:
-    """Returns what `Drafting.num_iterations_of` does, and notes totals and blocks in the drafts."""
+    """Returns the result of `Drafting.num_iterations_of`, and stores totals and blocks in the drafts."""
     drafts.judge(accepted)
     num_iterations = len(accepted)
     if num_iterations == 1:
         return 1, drafts.num_new_blocks
-    # Of one iteration to the next, no number decreases.
+    # From one iteration to the next, no number decreases.
     totals = drafts.totals
     if np.count_nonzero(totals[-1] >= drafts.end):
         has_ended = np.logical_or.reduce(totals >= drafts.end, axis=1)
@@ -73,7 +71,7 @@ def iterations_to_event(
 
 
 class Reservation:
-    """Remembers the blocks that the sequences of a plan had, before they got those of the worst case."""
+    """Stores the blocks that the sequences of a plan had before they got those of the worst case."""
 
     def __init__(self, drafts: DraftPlan, decodes: DraftSet, rows: DraftRows, pool: BlockPool) -> None:
         self._decodes = decodes
@@ -82,9 +80,9 @@ class Reservation:
         self._before: Ints = decodes.blocks_S[drafts.slots]
 
     def settle(self, drafts: DraftPlan, num_iterations: int) -> None:
-        """Frees the blocks that were not needed for what iterations have accepted.
+        """Frees the blocks that were not needed for the accepted tokens.
 
-        Afterwards the sequences have the blocks that as many single steps would have given them.
+        Afterwards the sequences have the same blocks as after single steps.
         """
         decodes, slots = self._decodes, drafts.slots
         reserved: Ints = decodes.blocks_S[slots]
@@ -98,12 +96,12 @@ class Reservation:
 
 
 class Drafting:
-    """Plans, commits and reads the draft tokens of one engine; `attach` must follow."""
+    """Plans, commits and reads the draft tokens of one engine; `attach` must be called next."""
 
     decodes: DraftSet
     """The decoding sequences."""
     watch: DraftWatch
-    """Chooses the numbers of draft tokens, and counts what is accepted."""
+    """Chooses the numbers of draft tokens, and counts accepted ones."""
     _core: Engine
     _rows: DraftRows
     _reservation: Reservation  # valid while iterations are reserved
@@ -131,13 +129,16 @@ class Drafting:
         return self.decodes
 
     def new_rows(self, state: EngineState, batching: Batching) -> DraftRows:
-        """Returns what draft tokens take of a step."""
+        """Returns the part of a step that draft tokens use."""
         max_inputs = traits_of(batching, BatchingTraits).max_num_batched_tokens or 0
         self._rows = DraftRows(state, self.speculation, self.decodes, max_inputs)
         return self._rows
 
     def attach(self, core: Engine, reads_late: bool) -> None:
-        """Joins an engine that has been made. reads_late: whether it plans ahead of what it reads."""
+        """Attaches to an engine.
+
+        reads_late: whether the engine plans a step before it reads the last tokens.
+        """
         self._core = core
         self._reads_late = self.decodes.reads_late = reads_late
         self.decodes.caches_verified = self._caches_verified and not reads_late
@@ -145,7 +146,7 @@ class Drafting:
 
     @property
     def max_tokens_per_pass(self) -> int:
-        """Maximum number of tokens that a decode gets in an iteration."""
+        """Maximum number of tokens per decode in an iteration."""
         return 1 + Shapes(self.speculation.proposer).max_depth
 
     @staticmethod
@@ -162,7 +163,8 @@ class Drafting:
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step, as `EngineCore.plan` does; its `drafts` are the draft tokens to verify.
 
-        If it returns None after a commit without acceptances, these must be read before the next call.
+        If it returns None after a commit without acceptances, the acceptances must be read before the next
+        call.
         """
         core, decodes = self._core, self.decodes
         if self._late is None and not self.watch.is_fixed:
@@ -177,7 +179,7 @@ class Drafting:
         return plan
 
     def _decide(self, plan: StepPlan, drafts: DraftPlan, now: float) -> None:
-        """Decides the numbers of draft tokens of the pass after a step that has just been planned."""
+        """Decides the numbers of draft tokens of the pass after the step just planned."""
         try:
             self.watch.decide(plan, drafts, now, self._core.step.tokens_left)
         except Exception:
@@ -185,7 +187,7 @@ class Drafting:
             raise
 
     def plan_unasked(self, max_unasked: int, is_undisturbed: bool) -> StepPlan | None:
-        """Returns a step that decodes all sequences, while nothing changes; None: policies must be called.
+        """Returns a step that decodes all sequences while nothing changes; None if policies must be called.
 
         is_undisturbed: whether the plan need not list changes since the last one.
         """
@@ -200,7 +202,7 @@ class Drafting:
         return None
 
     def _built(self, max_num_tokens: int) -> StepPlan | None:
-        """Returns a step of max_num_tokens in which all decode, which is repeated; None: there is no room."""
+        """Returns a repeatable step of max_num_tokens in which all decode; None if there is no room."""
         step = self._core.step
         step.begin()
         step.budget(max_num_tokens)
@@ -210,9 +212,10 @@ class Drafting:
         return step.end()
 
     def make_room(self) -> None:
-        """Reads the tokens of the step before, after a step that computes nothing.
+        """Reads the tokens of the previous step after a step that computes nothing.
 
-        Then its rejected draft tokens no longer count as computed, and sequences may turn out to have ended.
+        From then on rejected draft tokens no longer count as computed, and sequences may turn out to have
+        ended.
         """
         decodes = self.decodes
         if any(int(decodes.base_S[seq.slot]) > seq.num_computed for seq in decodes.members):
@@ -229,9 +232,9 @@ class Drafting:
         """Applies the outcome of a plan, as `EngineCore.commit` does.
 
         outcome.accepted: accepted draft tokens [iterations, sequences of plan.drafts]. None, with
-        asynchronous scheduling: `read` will say after the next call of `plan` what one iteration has
-        accepted; the proposer must have drafted as many tokens as it was asked for. Then the sequences are
-        returned that are certain to have ended.
+        asynchronous scheduling: `read` will report the acceptances of one iteration after the next call of
+        `plan`; the proposer must have drafted the requested number of tokens. In this case only sequences
+        that are certain to have ended are returned.
         """
         core, drafts = self._core, drafts_of(plan)
         if self._late is not None:
@@ -289,14 +292,14 @@ class Drafting:
         return self.decodes.advance_by(drafts_of(plan), outcome.iterations)
 
     def read(self, plan: StepPlan, accepted: Ints, stopped: Iterable[Sequence] = ()) -> list[Sequence]:
-        """Applies the acceptances of a plan that was committed without; returns the sequences that ended.
+        """Applies the acceptances of a plan that was committed without them; returns the ended sequences.
 
-        Must be called after the next call of `plan`, and before the plan that it may have returned is
+        Must be called after the next call of `plan`, and before the plan that this call may return is
         committed. accepted: accepted draft tokens [1, sequences of plan.drafts], up to the stop token of a
-        sequence that stops. stopped: sequences with a stop token in this step. Sequences that have ended
-        before are ignored. A sequence that the next plan has preempted ends at once, and leaves that plan's
-        list; others hold slot and blocks until the next commit. What the commit of this plan has returned is
-        not returned again.
+        sequence that stops. stopped: sequences with a stop token in this step. Sequences that have already
+        ended are ignored. A sequence that the next plan has preempted ends at once and is removed from that
+        plan's list; other sequences hold slot and blocks until the next commit. Sequences returned by the
+        commit of this plan are not returned again.
         """
         if plan is not self._late:
             raise ValueError("read: must be of the plan that was committed last, without acceptances")
@@ -325,7 +328,7 @@ class Drafting:
         return finished
 
     def _end_read(self, finished: list[Sequence]) -> None:
-        """Ends sequences that turn out to have ended with the step before."""
+        """Ends sequences that turn out to have ended with the previous step."""
         core = self._core
         for seq in finished:
             if seq.state is WAITING:
@@ -336,11 +339,11 @@ class Drafting:
         core.end_finished([seq for seq in finished if seq.state is DECODING])
 
     def note_read(self, has_read: bool) -> None:
-        """Says whether the tokens of the step in flight have been read, while sequences leave."""
+        """Sets whether the tokens of the step in flight have been read, while sequences leave."""
         self.decodes.is_read = has_read and self._reads_late
 
     def _offer_read(self) -> None:
-        """Offers the tokens of the step before to the cache: now they are read."""
+        """Offers the tokens of the previous step to the cache, because they have been read."""
         pool = self._pool
         if pool.needs_offers:
             for seq in self._core.running.values():
@@ -350,32 +353,32 @@ class Drafting:
     # Several iterations of one plan.
 
     def num_iterations_of(self, plan: StepPlan, accepted: Ints) -> tuple[int, Ints]:
-        """Returns the iterations until the first event, and the KV blocks that each takes after the first.
+        """Returns the iterations until the first event, and the KV blocks of each iteration after the first.
 
         accepted: draft tokens that would be accepted [iterations, sequences]; a commit without acceptances
-        then takes them from here. The last iteration is the first in which a sequence ends, or the one before
-        blocks run out or the model's context may be full.
+        uses these. The last iteration is the first one in which a sequence ends, or the one before blocks run
+        out or the model's context may be full.
         """
         drafts = drafts_of(plan)
         check_accepted(drafts, accepted, len(accepted))
         return iterations_to_event(drafts, accepted, self.decodes, self._rows, self._pool)
 
     def take_blocks_of(self, plan: StepPlan, num_iterations: int) -> None:
-        """Takes the KV blocks of the iterations after the first, which `num_iterations_of` has found."""
+        """Takes the KV blocks that `num_iterations_of` has computed for the iterations after the first."""
         if num_iterations > 1:
             drafts = drafts_of(plan)
             self._pool.take(int(drafts.num_new_blocks[num_iterations - 1]))
             self.decodes.blocks_S[drafts.slots] = drafts.num_blocks[num_iterations - 1]
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
-        """Returns the blocks of further iterations, which `num_iterations_of` has found."""
+        """Returns the blocks that `num_iterations_of` has computed for the iterations after the first."""
         return int(drafts_of(plan).num_new_blocks[num_repeats])
 
     def max_iterations_of(self, plan: StepPlan, limit: int) -> int:
-        """Returns how many iterations of a plan, up to limit, may run before what they accept is read.
+        """Returns how many iterations of a plan, up to limit, may run before their acceptances are read.
 
-        Whatever they accept, they have no event before the last one and need no block with content. It is 1
-        before `read`.
+        For any acceptances, they have no event before the last one and need no block with content. The number
+        is 1 before `read`.
         """
         if self._late is not None:
             return 1
@@ -390,8 +393,8 @@ class Drafting:
     def reserve(self, plan: StepPlan, num_iterations: int) -> None:
         """Takes the KV blocks of num_iterations iterations of the plan in flight before they are run.
 
-        They are those of the worst case, in which every draft token is accepted: `decodes.blocks_S` counts
-        them. The commit, of exactly num_iterations, frees those that were not needed. num_iterations: from
+        The blocks cover the worst case, in which every draft token is accepted: `decodes.blocks_S` counts
+        them. The commit, of exactly num_iterations, frees the unneeded ones. num_iterations: from
         `max_iterations_of`.
         """
         if num_iterations > 1:

@@ -1,4 +1,4 @@
-"""The draft tokens of a step as data, and how many rows and levels a proposer's drafts have."""
+"""The draft tokens of a step as data, and the numbers of rows and levels of a proposer's drafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from policies.speculation import DraftLength, PassSeconds, Proposer, num_places
 Ints = NDArray[np.int64]
 NO_BLOCKS = np.zeros(1, np.int64)
 ONE = np.ones(1, np.int64)
-"""As an array, because numpy adds a number of Python more slowly."""
+"""An array, because numpy adds a Python number more slowly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Speculation:
 
 
 class Shapes:
-    """Rows and levels of drafts: of a chain of n tokens n rows and n levels, of a tree those of its nodes.
+    """Rows and levels of drafts: a chain of n tokens has n rows and n levels, a tree those of its nodes.
 
     depth [n + 1]: number of levels, by number of rows. rows [d + 1]: number of rows, by number of levels.
     """
@@ -65,20 +65,18 @@ class Shapes:
 
 
 class DraftPlan:
-    """The draft tokens of a plan, per sequence that decodes, and the numbers of those for the next pass.
+    """The draft tokens of a plan, per decoding sequence, and the numbers of draft tokens for the next pass.
 
-    seqs: sequences that decode, in the order of admission. slots, num_computed, base: their slots, computed
-    tokens, and computed tokens as the scheduler counts them (see drafting.py). end: computed tokens with
-    which each ends. num_drafts: draft tokens of each, in whole levels; depth: most of them that can be
+    seqs: decoding sequences, in the order of admission. slots, num_computed, base: their slots, computed
+    tokens, and computed tokens as the scheduler counts them (see drafting.py). end: computed tokens at which
+    each ends. num_drafts: draft tokens of each, in whole levels; depth: the maximum of them that can be
     accepted. next_drafts: draft tokens to make for the next pass of each of `next_seqs`: these sequences,
-    then those that complete their prefill. next_levels: levels of the longest of these drafts, which are made
-    one after the other. common: the number of draft tokens of every sequence that decodes; None: they may
-    differ. are_alike: whether every sequence that decodes has the same number of draft tokens, and gets as
-    many again. reach: KV slots behind `base` that each needs.
-
-    Once it is known what the plan accepts (see `judge`), accepted, totals [iterations, sequences]: accepted
-    draft tokens, and computed tokens after each iteration without regard to ends. sums [iterations]: tokens
-    that all sequences get.
+    then those that complete their prefill. next_levels: levels of the longest of these drafts, which are
+    drafted one after the other. common: the number of draft tokens of every decoding sequence; None: they may
+    differ. are_alike: whether every decoding sequence has the same number of draft tokens, now and for the
+    next pass. reach: KV slots after `base` that each needs. Set by `judge`, once acceptances are known:
+    accepted, totals [iterations, sequences]: accepted draft tokens, and computed tokens after each iteration,
+    ignoring ends. sums [iterations]: tokens that all sequences get.
     """
 
     __slots__ = (
@@ -108,14 +106,14 @@ class DraftPlan:
         self.depth = depth
         self.reach = reach
         self.padded: dict[int, int] = {}
-        """Rows without a draft token of requests that have just been admitted, by request id."""
+        """Rows without a draft token of just admitted requests, by request id."""
         self.num_tokens = num_tokens
         """Number of draft tokens and padding rows that one iteration computes."""
         self.next_seqs: SequenceOf[Sequence] = seqs
         self.next_drafts = num_drafts
         self.next_levels = 0
         self.next_counts = 0, 0
-        """Number of sequences that get draft tokens for their next pass, and of these draft tokens."""
+        """Number of sequences that get draft tokens for their next pass, and number of these draft tokens."""
         self.common: int | None = None
         self.ids = slots
         """Request ids, for the plans of an engine."""
@@ -126,14 +124,14 @@ class DraftPlan:
         self.accepted: Ints | None = None
         self.totals = NO_BLOCKS
         self.sums = NO_BLOCKS
-        # What `Drafting.num_iterations_of` finds, if the plan is repeated, by iteration.
+        # The result of `Drafting.num_iterations_of` per iteration, if the plan is repeated.
         self.num_new_blocks: Ints = NO_BLOCKS
-        """KV blocks that repeated iterations take, summed; the first has its blocks."""
+        """KV blocks of repeated iterations, summed; the first iteration already has its blocks."""
         self.num_blocks: Ints = NO_BLOCKS
         """KV blocks of each sequence [iterations, sequences]."""
 
     def judge(self, accepted: Ints) -> None:
-        """Notes what is accepted."""
+        """Stores the acceptances, and the totals that follow from them."""
         self.accepted = accepted
         self.totals = totals = accepted + ONE
         self.sums = np.add.reduce(totals, axis=1)
@@ -152,7 +150,7 @@ class DraftPlan:
         return {seq.request_id: num for seq, num in counts if num} | self.padded
 
     def decoded_after(self, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
-        """Returns the tokens that each sequence has got after iterations that have been judged."""
+        """Returns the tokens of each sequence after iterations whose drafts have been verified."""
         num_computed = np.minimum(self.totals[num_iterations - 1], self.end)
         return zip(self.seqs, (num_computed - self.num_computed).tolist(), strict=True)
 

@@ -1,9 +1,9 @@
-"""The part of draft tokens in a step: `policies.core.step.StepBuilder` asks what they take of it.
+"""The part of draft tokens in a step, for `policies.core.step.StepBuilder`. The rules follow vLLM 0.32.
 
-The rules are those of vLLM 0.32. A decode asks for 1 + K tokens; those beyond the budget or the model's
-context are cut. It takes KV slots for all of them and, for proposers with KV of their own, for K more. Slots
-of rejected tokens are kept. A request that is admitted with one token left to compute gets K rows of padding,
-so that all sequences of a step without prompts have equally many rows.
+A decode requests 1 + K tokens; tokens beyond the budget or the model's context are cut. It takes KV slots for
+all of them and, for proposers with their own KV, for K more. Slots of rejected tokens are kept. A request
+that is admitted with one token left to compute gets K rows of padding, so that all sequences of a step
+without prompts have equal numbers of rows.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
 
 MAX_HORIZON = 512
-"""Iterations of a plan with drafts at most: their acceptances are drawn together."""
+"""Maximum number of iterations of a plan with drafts, because their acceptances are drawn together."""
 
 
 class _Together(NamedTuple):
-    """All decoding sequences with all their draft tokens; see `DraftPlan`. num_tokens: those of drafts."""
+    """All decoding sequences with all their draft tokens; see `DraftPlan`. num_tokens: draft tokens."""
 
     slots: Ints
     base: Ints
@@ -34,9 +34,9 @@ class _Together(NamedTuple):
 
 
 class DraftRows:
-    """Budgets, KV slots and padding of the draft tokens in the step that is being built.
+    """Budgets, KV slots and padding of the draft tokens in the step being built.
 
-    max_inputs: tokens of a batch, those of drafting included.
+    max_inputs: tokens of a batch, including those of drafting.
     """
 
     _together: _Together  # if all decode
@@ -58,7 +58,7 @@ class DraftRows:
             num_rows = self._shapes.num_rows
             self._num_padding = num_rows if policy.num_tokens is None else min(policy.num_tokens, num_rows)
         self.cuts_prompts = bool(self._num_padding or self._rules.prefill_lookahead)
-        """Whether an admission may take more than the tokens of its chunk, or less than it is given."""
+        """Whether an admission may take more than the tokens of its chunk, or fewer than granted."""
         self._state = state
         self._pool = state.block_pool
         self._drafting = decodes
@@ -69,25 +69,25 @@ class DraftRows:
         self._rows: dict[int, int] = {}  # draft tokens of the sequences that decode one by one, by request id
         self._padded: dict[int, int] = {}  # padding rows of admitted requests, by request id
         self.may_skip = False
-        """Whether those behind the prompt that `fit` has refused may fit."""
+        """Whether prompts behind the one refused by `fit` may fit."""
         self.begin_rank()
 
     # Budgets.
 
     def begin_rank(self) -> None:
-        """Begins the part of one rank of data-parallel attention, with budgets of its own."""
+        """Begins the part of one rank of data-parallel attention, with its own budgets."""
         self._num_requests = 0  # requests with tokens in this step
         self.has_prefilled = False
         """Whether a running request is in prefill in this step."""
         self._token_budget = self._input_budget = FOREVER
 
     def limit(self, max_num_tokens: int) -> None:
-        """Limits this step to max_num_tokens tokens, and to the batch's tokens with those of drafting."""
+        """Limits this step to max_num_tokens tokens, and to the batch limit that includes drafting."""
         self._token_budget = max_num_tokens
         self._input_budget = max(self._max_inputs, max_num_tokens)
 
     def tokens_left(self, num_tokens: int, num_requests: int) -> int:
-        """Returns the tokens that the budgets leave of a step of num_tokens, after further requests."""
+        """Returns the tokens left by the budgets in a step of num_tokens, after further requests."""
         self._num_requests += num_requests
         num_slots = self._rules.num_input_slots * (self._num_requests + 1)
         return max(min(self._token_budget, self._input_budget - num_slots) - num_tokens, 0)
@@ -95,7 +95,10 @@ class DraftRows:
     # Decodes.
 
     def take_all(self, tokens_left: int) -> int | None:
-        """Takes what all sequences need for all their draft tokens; returns the tokens; None: no room."""
+        """Reserves everything for all draft tokens of all sequences.
+
+        Returns the tokens, or None without room.
+        """
         together = self._take_together(tokens_left) if self._drafting.size else None
         if together is None:
             return None
@@ -107,11 +110,14 @@ class DraftRows:
 
     @property
     def is_alike(self) -> bool:
-        """True if the rows of a step in which all decode depend on nothing but their numbers of tokens."""
+        """True if the rows of a step in which all decode depend only on the numbers of tokens."""
         return self._is_fixed and not self._pool.needs_offers
 
     def unasked(self, max_num_tokens: int) -> StepPlan | None:
-        """Returns a step of max_num_tokens in which all decode, if they are alike; None: there is no room."""
+        """Returns a step of max_num_tokens in which all decode, if they are alike.
+
+        None if there is no room.
+        """
         decodes, pool = self._drafting, self._pool
         inputs_left = max(self._max_inputs, max_num_tokens) - self._rules.num_input_slots
         together = self._take_together(min(max_num_tokens, inputs_left))
@@ -125,7 +131,7 @@ class DraftRows:
         return plan
 
     def _take_together(self, tokens_left: int) -> _Together | None:
-        """Takes the blocks for all sequences with all their draft tokens; None, without a change: no room."""
+        """Takes the blocks for all sequences with all draft tokens; without room returns None, unchanged."""
         decodes = self._drafting
         slots = decodes.slots
         num_drafts = decodes.drafts_S[slots]
@@ -145,7 +151,7 @@ class DraftRows:
         self._pool.offer_known(seq, self.num_readable(seq, None, has_decoded=True))
 
     def _take_blocks(self, slots: Ints, end: Ints) -> bool:
-        """Takes the blocks that sequences need for KV slots up to `end`; false, without a change: no room."""
+        """Takes the blocks of sequences for KV slots up to `end`; without room returns False, unchanged."""
         decodes, pool = self._drafting, self._pool
         held = decodes.blocks_S[slots]
         if not np.count_nonzero(end > held * self._block_size):
@@ -161,7 +167,7 @@ class DraftRows:
         return True
 
     def blocks_for(self, num_slots: Ints) -> Ints:
-        """Converts numbers of KV slots, cut to the model's context, to those of their blocks, in place."""
+        """Converts numbers of KV slots, limited by the model's context, to numbers of blocks, in place."""
         decodes = self._drafting
         if not decodes.is_far:
             np.minimum(num_slots, decodes.max_slots, out=num_slots)
@@ -172,7 +178,7 @@ class DraftRows:
     def next_pass(self, seq: Sequence, tokens_left: int) -> tuple[int, int]:
         """Returns the tokens and the KV blocks of the next pass of a sequence.
 
-        No tokens: the rows of its step in flight may already fill the model's context.
+        Returns 0 tokens if the rows of its step in flight may already fill the model's context.
         """
         decodes, slot = self._drafting, seq.slot
         assert slot is not None
@@ -185,7 +191,7 @@ class DraftRows:
         return num_tokens, max(self._pool.blocks_for(num_slots) - int(decodes.blocks_S[slot]), 0)
 
     def add_pass(self, seq: Sequence, num_tokens: int, num_blocks: int) -> None:
-        """Adds the pass of a sequence, for which it has got blocks."""
+        """Adds the pass of a sequence that has its blocks."""
         self._drafting.blocks_S[seq.slot] += num_blocks
         self._rows[seq.request_id] = num_tokens - 1
         if self._pool.needs_offers:
@@ -198,8 +204,9 @@ class DraftRows:
     ) -> tuple[int, int, bool]:
         """Fits a waiting prompt into a step.
 
-        Returns the tokens that it may get, at most (0: no chunk fits), its rows of padding, and whether its
-        chunk must be cut to the budget, as it would starve otherwise. has_decodes: whether sequences decode.
+        Returns the maximum number of tokens that it may get (0: no chunk fits), its rows of padding, and
+        whether its chunk must be cut to the budget because it would otherwise starve. has_decodes: whether
+        sequences decode.
         """
         self.may_skip, num_rows = False, 0
         if self._rules.prefill_lookahead:
@@ -223,7 +230,7 @@ class DraftRows:
         return num_padding if fits else 0
 
     def cut(self, seq: Sequence, num_computed: int, max_num_tokens: int, tokens_left: int) -> int:
-        """Cuts a chunk so that it does not end shortly before the end of the prompt."""
+        """Shortens a chunk that would end shortly before the end of the prompt."""
         lookahead = self._rules.prefill_lookahead
         num_left = seq.stored_known - num_computed
         num_tokens = min(max_num_tokens, num_left, tokens_left)
@@ -233,7 +240,7 @@ class DraftRows:
         num_cut = num_tokens - (lookahead - num_after)
         if num_cut > 0 or num_left > tokens_left:
             return max(num_cut, 0)
-        return num_left  # a policy's limit alone must not keep it from its end
+        return num_left  # a policy's limit alone must not prevent the last chunk
 
     def _slots_end(self, num_tokens: int, num_rows: int = 0) -> int:
         """Returns the KV slots of a sequence that computes a chunk up to num_tokens tokens."""
@@ -241,7 +248,7 @@ class DraftRows:
         return min(num_tokens + num_ahead, max(self._drafting.max_slots, num_tokens))
 
     def num_blocks_behind(self, seq: Sequence, num_then: int, num_rows: int) -> int:
-        """Counts the blocks that an admission needs beside those that are reserved for its known tokens."""
+        """Counts the blocks that an admission needs in addition to those reserved for its known tokens."""
         blocks_for = self._pool.blocks_for
         num_counted = blocks_for(seq.stored_known) - seq.num_unreserved_blocks
         return max(blocks_for(self._slots_end(num_then, num_rows)) - num_counted, 0)
@@ -253,7 +260,7 @@ class DraftRows:
         return max(blocks_for(self._slots_end(num_then)) - num_held, 0)
 
     def grow(self, seq: Sequence, num_then: int, num_rows: int) -> None:
-        """Takes the KV slots of a chunk up to num_then tokens, and those behind it that drafting needs."""
+        """Takes the KV slots of a chunk up to num_then tokens, and the following slots for drafting."""
         pool, blocks_for, num_computed = self._pool, self._pool.blocks_for, seq.stored_computed
         num_held = blocks_for(num_computed) + seq.num_extra_blocks
         pool.free_extra(seq.num_extra_blocks, ())
@@ -267,26 +274,26 @@ class DraftRows:
     # The end of a step.
 
     def take_back(self, seq: Sequence, has_tokens: bool) -> int:
-        """Forgets the rows of a sequence, which loses its part of the step; returns their number."""
+        """Removes the rows of a sequence that loses its part of the step; returns their number."""
         if seq.state is DECODING and has_tokens:
             self._drafting.tell(seq)
         return self._rows.pop(seq.request_id, 0) + self._padded.pop(seq.request_id, 0)
 
     def list_rows(self) -> None:
-        """Lists the rows of the sequences that decode together one by one."""
+        """Lists the rows of jointly decoding sequences one by one."""
         decodes = self._drafting
         request_ids = [seq.request_id for seq in decodes.members]
         self._rows = dict(zip(request_ids, decodes.drafts_S[decodes.slots].tolist(), strict=True))
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence] | None) -> None:
-        """Adds the draft tokens to a plan. decoded: sequences that decode, by request id; None: all do."""
+        """Adds the draft tokens to a plan. decoded: decoding sequences, by request id; None: all."""
         plan.drafts = drafts = self._drafts(decoded)
         plan.num_widening = 0
         plan.num_decode_context_tokens = self._drafting.num_tokens_of(drafts) + len(drafts.seqs)
         for request_id, num_rows in self._padded.items():
             drafts.pad(request_id, num_rows)
         is_fixed = decoded is None and not (plan.chunks or self._pool.needs_offers)
-        if plan.horizon < FOREVER:  # a promise in tokens of a sequence, of which a pass gives several
+        if plan.horizon < FOREVER:  # a promise in tokens per sequence; a pass yields several
             plan.horizon = max(plan.horizon // (1 + int(drafts.depth.max(initial=0))), 1)
         plan.horizon = min(plan.horizon, MAX_HORIZON) if is_fixed else 1
 
@@ -319,16 +326,17 @@ class DraftRows:
         return drafts
 
     def num_readable(self, seq: Sequence, in_flight: StepPlan | None, has_decoded: bool) -> int:
-        """Counts the first tokens of a running sequence that a prefix cache knows by now.
+        """Counts the leading tokens of a running sequence that are now in the prefix cache.
 
-        in_flight: the plan of this step, if it is complete; if not, has_decoded says whether it decodes it.
+        in_flight: the plan of this step, if it is complete; if not, has_decoded: whether the step decodes the
+        sequence.
         """
         if seq.state is not DECODING:
             return seq.num_computed - seq.num_unread - self._pool.num_reprefillable_tokens
         if in_flight is not None:
             assert isinstance(in_flight.drafts, DraftPlan)
             has_decoded = seq in in_flight.drafts.seqs
-        if self._pool.lookahead:  # the token of this step is known, but not the one after it
+        if self._pool.lookahead:  # the token of this step is known, but not the next one
             has_decoded = False
         num_known = self._drafting.num_readable(seq, has_decoded=has_decoded)
         return num_known - self._pool.num_reprefillable_tokens

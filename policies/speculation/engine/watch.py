@@ -1,4 +1,4 @@
-"""Counts the acceptances of an engine that speculates, and asks its draft-length policy."""
+"""Counts the acceptances of an engine that speculates, and calls its draft-length policy."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculat
 from policies.user_code import checked_draft_lengths
 
 MAX_UNCOUNTED = 256
-"""Number of steps after which acceptances are counted that no policy has asked for."""
-NUM_COUNTS = 5  # per sequence: passes, draft tokens, accepted ones, misses in a row, output tokens
+"""Number of steps after which acceptances are counted even if no policy reads them."""
+NUM_COUNTS = 5  # per sequence: passes, draft tokens, accepted ones, consecutive misses, output tokens
 
 
 class DraftWatch:
-    """Counts acceptances, and asks the draft-length policy about the next pass of each sequence.
+    """Counts acceptances, and calls the draft-length policy for the next pass of each sequence.
 
     reads_late: whether the acceptances of a step are known only after the next one was planned.
     """
@@ -47,7 +47,7 @@ class DraftWatch:
         )
         self._reads_sequences = self._policy.reads_sequences
         self.is_fixed = isinstance(self._policy, Fixed)
-        """Whether the policy always decides the same, without a look at the step or at acceptances."""
+        """Whether the policy's decision is constant, independent of the step and of acceptances."""
         self._levels = self._choose(self._view) if self.is_fixed else 0
         self._counts: dict[int, tuple[Ints, float]] = {}  # by request id: counts, time of the first token
         self._unread: list[tuple[DraftPlan, Ints]] = []
@@ -56,7 +56,7 @@ class DraftWatch:
     def decide(self, plan: StepPlan, drafts: DraftPlan, now: float, tokens_left: int) -> None:
         """Sets the draft tokens for the next passes of the sequences that get a token in a plan.
 
-        tokens_left: tokens of the step's budget that the plan does not use.
+        tokens_left: unused tokens of the step's budget.
         """
         view, seqs = self._view, drafts.seqs
         completing = [chunk.seq for chunk in plan.chunks if chunk.completes] if plan.chunks else ()
@@ -123,7 +123,7 @@ class DraftWatch:
             self._unread.append((drafts, accepted[num_read:]))
 
     def read(self, drafts: DraftPlan | None = None, accepted: Ints | None = None) -> None:
-        """Counts the acceptances of the last pass, and those [iterations, sequences] of a plan, if any."""
+        """Counts the acceptances of the last pass, and of a plan [iterations, sequences], if any."""
         if self._unread:
             unread, self._unread = self._unread, []
             for each in unread:
@@ -139,7 +139,7 @@ class DraftWatch:
             self._count_sequences(drafts, accepted)
 
     def _count_all(self) -> None:
-        """Counts the passes that have been read by place, many at once."""
+        """Counts the read passes per place, many at once."""
         uncounted, self._uncounted = self._uncounted, []
         accepted = np.concatenate([each.ravel() for _, each in uncounted])
         depth = np.concatenate([each for each, passes in uncounted for _ in passes])
@@ -169,11 +169,11 @@ class DraftWatch:
                 counts[3] = num_missed if num else counts[3] + num_iterations
 
     def committed(self, progress: Progress, now: float) -> None:
-        """Begins to count sequences with a first token, and forgets those that have ended."""
+        """Adds sequences with a first token to the counts, and drops those that have ended."""
         if not self._reads_sequences:
             return
         prefilled, finished = progress
-        if self._reads_late:  # that they have ended is not known to the next plan
+        if self._reads_late:  # their end is unknown to the next plan
             finished, self._ended = self._ended, finished
         for seq in prefilled:
             if seq.request_id not in self._counts:

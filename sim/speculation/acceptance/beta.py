@@ -1,9 +1,9 @@
-"""Acceptance that differs between requests: each has a rate of its own, drawn from a beta distribution.
+"""Acceptance that differs between requests: each has its own rate, drawn from a beta distribution.
 
 Some texts are easier than others: a mean rate m and a concentration c give the beta distribution with the
-parameters m c and (1 - m) c, of which the variance is m (1 - m) / (c + 1). A small concentration means that
-requests differ much; with a large one, all have the mean rate (`acceptance=iid`).
-Accepted lengths are then longer in the mean than those of the mean rate, because they are convex in the rate.
+parameters m c and (1 - m) c, whose variance is m (1 - m) / (c + 1). A small concentration means that requests
+differ strongly; with a large one, all have the mean rate (`acceptance=iid`). The mean accepted length is
+longer than that of the mean rate, because it is convex in the rate.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Beta(Checked):
     concentration: Positive
     """Sum of the two parameters of the beta distribution; the smaller, the more requests differ."""
     rank_decay: Share = 0.32
-    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
+    """For trees: the ratio of the rate of further ranks (if earlier ranks missed) to the rate of rank 1."""
 
     def check(self, proposer: Proposer) -> None:
-        """Raises no error: it can judge the drafts of every proposer."""
+        """Raises no error, because it supports every proposer."""
 
     def rate_of(self, request: Request, seed: int) -> float:
         """Returns the rate of a request."""

@@ -1,7 +1,7 @@
 """Acceptance that depends on the class of a request: its tenant, adapter, model or priority.
 
-Drafts for code are accepted more often than drafts for conversations. Where a workload gives its requests
-tenants (or adapters, or models, or priorities), each of them can have a rate of its own.
+Drafts for code are accepted more often than drafts for conversations. If a workload assigns tenants (or
+adapters, models, priorities) to its requests, each of them can have its own rate.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ByClass(Checked):
     rates: Mapping[str, Share] = field(default_factory=dict)
     """Class -> probability that a draft token is accepted if all tokens before it in its pass are."""
     others: Share = 0.8
-    """The probability of requests of any other class, or of none."""
+    """The probability for requests of any other class, or of no class."""
     rank_decay: Share = 0.32
-    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
+    """For trees: the ratio of the rate of further ranks (if earlier ranks missed) to the rate of rank 1."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -42,7 +42,7 @@ class ByClass(Checked):
             )
 
     def check(self, proposer: Proposer) -> None:
-        """Raises no error: it can judge the drafts of every proposer."""
+        """Raises no error, because it supports every proposer."""
 
     def rate_of(self, request: Request) -> float:
         """Returns the rate of the class of a request."""

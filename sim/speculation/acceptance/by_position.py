@@ -1,6 +1,6 @@
 """Acceptance with a rate for every place of a draft: later draft tokens are accepted less often.
 
-Rates are given in one of three ways, of which the last two are vLLM's for its synthetic acceptance:
+Rates are given in one of three ways; the last two are those of vLLM's synthetic acceptance:
 
     rates                        conditional: accepted if all tokens before it in the pass are    .8  .75 .7
     synthetic_acceptance_rates   unconditional: all tokens up to this place are accepted          .8  .6  .42
@@ -28,12 +28,15 @@ from sim.speculation.acceptance.rates import (
 )
 
 _WAYS = ("rates", "synthetic_acceptance_rates", "synthetic_acceptance_length", "rates_by_rank")
-_ROUNDING = 1e-9  # of sums of rates that are given as decimal numbers
+_ROUNDING = 1e-9  # tolerance of sums of decimal rates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByPosition(Checked):
-    """Accepts a draft token with the probability of its place. Exactly one way to give the rates is set."""
+    """Accepts a draft token with the probability of its place.
+
+    Exactly one of the three settings must be set.
+    """
 
     rates: tuple[float, ...] | None = None
     """Conditional rate of each place, from the first: accepted if all tokens before it in the pass are."""
@@ -44,7 +47,9 @@ class ByPosition(Checked):
     rates_by_rank: tuple[tuple[float, ...], ...] | None = None
     """For trees: conditional rates of each place by rank; those of one place must have a sum of at most 1."""
     rank_decay: Share = 0.32
-    """For trees without rates_by_rank: rate of further ranks, where those before miss, over the first."""
+    """For trees without rates_by_rank: ratio of the rate of further ranks (if earlier ones missed) to the
+    first.
+    """
 
     def __post_init__(self) -> None:
         check(self)
@@ -68,7 +73,7 @@ class ByPosition(Checked):
             raise ValueError(f"synthetic_acceptance_length={length}: must be finite and >= 1 token")
 
     def check(self, proposer: Proposer) -> None:
-        """Raises ValueError if there are fewer rates than places, or fewer than ranks, in its drafts."""
+        """Raises ValueError if there are fewer rates than places or ranks in its drafts."""
         places, ranks, length = num_places(proposer), num_ranks(proposer), self.synthetic_acceptance_length
         if length is not None:
             if length > places + 1:

@@ -1,12 +1,12 @@
 """Independent acceptance of every draft token with the same probability (Leviathan et al., ICML 2023).
 
-The number of accepted tokens of a pass is geometric, cut at K. Its mean length with the target's own token is
-(1 - a^(K + 1)) / (1 - a): 3.3616 for a = 0.8 and K = 4.
+The number of accepted tokens of a pass is geometric, truncated at K. Its mean length with the target's own
+token is (1 - a^(K + 1)) / (1 - a): 3.3616 for a = 0.8 and K = 4.
 
 Published rates by proposer and task are the default of `acceptance=iid`. A rate is the probability that a
-draft token is accepted if all before it in its pass are; of a tree, that of the first choice. It is the rate
-with which the draft of the measurement has the published mean accepted length:
-`tests/sim/speculation/test_published.py` computes it again.
+draft token is accepted if all earlier ones in its pass are; for a tree, the probability of the first choice.
+It is the rate at which the measured draft has the published mean accepted length:
+`tests/sim/speculation/test_published.py` recomputes it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
 """By method of the proposer."""
 
 ASSUMED_RATE = 0.8
-"""Rate of a method without published figures, such as self_speculative."""
+"""Rate of a method without published values, such as self_speculative."""
 
 
 def published_rate(method: str, task: str) -> float:
@@ -81,7 +81,7 @@ def published_rate(method: str, task: str) -> float:
 
 
 def rate_sentence(method: str, task: str) -> str:
-    """Returns a sentence on where the rate of a run comes from."""
+    """Returns a sentence on the source of a run's rate."""
     of, rate = PUBLISHED.get(method), published_rate(method, task)
     if of is None:
         basis = f"is assumed, as no figures are published for speculation={method}"
@@ -100,11 +100,12 @@ class Iid(Checked):
 
     rate: Share | None
     """Probability that a draft token is accepted if all tokens before it in its pass are; None: the published
-    one of the proposer and the task."""
+    rate of the proposer and the task.
+    """
     task: Annotated[str | None, OneOf(TASKS)] = None
-    """Task of the requests, for rate=None: one of `TASKS`; None: that of the workload, else chat."""
+    """Task of the requests, for rate=None: one of `TASKS`; None: the workload's task, else chat."""
     rank_decay: Share = 0.32
-    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
+    """For trees: the ratio of the rate of further ranks (if earlier ranks missed) to the rate of rank 1."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -112,7 +113,7 @@ class Iid(Checked):
             raise ValueError(f"task={self.task}, rate={self.rate:g}: a task has no effect beside a rate")
 
     def check(self, proposer: Proposer) -> None:
-        """Raises no error: it can judge the drafts of every proposer."""
+        """Raises no error, because it supports every proposer."""
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
@@ -128,7 +129,7 @@ def same_rates(rate: float, rank_decay: float, num_places: int, num_ranks: int) 
 
 
 def for_task(acceptance: Acceptance | None, task: str) -> Acceptance | None:
-    """Returns the acceptance for a workload's task: published rates have it, unless their task is set."""
+    """Returns the acceptance for a workload's task; published rates use it unless their task is set."""
     if isinstance(acceptance, Iid) and acceptance.rate is None and acceptance.task is None:
         return replace(acceptance, task=task)
     return acceptance

@@ -1,12 +1,12 @@
 """Acceptance from published mean accepted lengths by method and task, as in Spec-Bench's tables.
 
-Papers report tokens per pass for a method and a task, rarely rates by place. The rate a of rank 1, the same
-at all places, is the one with which the measured draft has this mean length:
+Papers report tokens per pass for a method and a task, rarely rates by place. The rate a of rank 1, equal at
+all places, is the rate at which the measured draft has this mean length:
 
     chain of K tokens   1 + a + ... + a^K = length
     tree                1 + the sum over its nodes of the product of the rates on the path to the node
 
-The proposer of a run may draft another number of tokens or another tree, with the same rate.
+The proposer of a run may draft a different number of tokens or a different tree, with the same rate.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class MeanLengths(Checked):
     lengths: Mapping[str, Mapping[str, float]]
     """Method of the proposer -> task -> mean accepted length: 1 + accepted draft tokens per pass."""
     num_draft_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Method -> draft tokens of a pass in the measurement, where it drafted chains."""
+    """Method -> draft tokens per pass in the measurement, for methods that drafted chains."""
     trees: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    """Method -> the tree of the measurement as paths of ranks, such as [0, 2], where it drafted trees."""
+    """Method -> the measured tree as paths of ranks, such as [0, 2], for methods that drafted trees."""
     task: str | None = None
     """Task of all requests; None: every session has one of the tasks, all equally likely."""
     tasks: Mapping[str, str] = field(default_factory=dict)
     """Tenant -> task of its requests."""
     rank_decay: Share = 0.32
-    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
+    """For trees: the ratio of the rate of further ranks (if earlier ranks missed) to the rate of rank 1."""
     _rates: dict[str, dict[str, float]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +65,10 @@ class MeanLengths(Checked):
     def _rates_of(
         self, method: str, by_task: Mapping[str, float], tasks: Collection[str]
     ) -> dict[str, float]:
-        """Returns the rate of a method by task. Raises ValueError for lengths that its draft cannot have."""
+        """Returns the rate of a method by task.
+
+        Raises ValueError for lengths that are impossible with its draft.
+        """
         if absent := sorted(set(tasks) ^ set(by_task)):
             raise ValueError(
                 f"lengths.{method}: every method must have the same tasks; {', '.join(absent)} is missing in "
@@ -114,7 +117,7 @@ class MeanLengths(Checked):
 
 
 def rate_of_chain(length: float, num_draft_tokens: int) -> float:
-    """Returns the rate with which drafts of so many tokens have a mean accepted length."""
+    """Returns the rate at which drafts of this many tokens have a given mean accepted length."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         rate = (low + high) / 2
@@ -126,7 +129,7 @@ def rate_of_chain(length: float, num_draft_tokens: int) -> float:
 
 
 def rate_of_tree(length: float, tree: TokenTree, rank_decay: float) -> float:
-    """Returns the rate of rank 1 with which a tree has a mean accepted length."""
+    """Returns the rate of rank 1 at which a tree has a given mean accepted length."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         rate = (low + high) / 2

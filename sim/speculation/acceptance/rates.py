@@ -1,29 +1,29 @@
 """Acceptance rates by place and rank, and the verdicts that follow from them by random numbers.
 
 A rate is conditional: the probability that a draft token is accepted if all tokens before it in its pass
-are. Trees need the rates of ranks 2, 3, ... as well: of the children that the draft considers less likely
-than its first choice. Where they have not been measured, every further rank finds the target's token, if all
-ranks before it have not, with a probability that is smaller than that of rank 1 by a factor d, rank_decay:
+are. Trees also need the rates of ranks 2, 3, ..., the children that the draft considers less likely than its
+first choice. If these are not measured, every further rank, given that all earlier ranks missed, has the
+target's token with the probability of rank 1 times a factor d (rank_decay):
 
     rate of rank r = (1 - a) (1 - d a)^(r - 2) d a        a: rate of rank 1; r = 2, 3, ...
 
 Ranks are disjoint events, and this rule keeps their sum at most 1.
 
-The random numbers are uniform, by output position: a function of (seed, stream, request, position) only. The
-numbers of a request are the outputs of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The n-th is a hash of
-state + n * gamma, so that the numbers of all positions are computed at once. The state at the start is a hash
-of (seed, stream, request id). The numbers therefore do not depend on the number of draft tokens, on
-preemptions, on retries, nor on the replica that computes a token.
+The random numbers are uniform and belong to output positions: each is a function only of (seed, stream,
+request, position). The numbers of a request are the outputs of SplitMix64 (Steele, Lea and Flood, OOPSLA
+2014). The n-th is a hash of state + n * gamma, so the numbers of all positions are computed at once. The
+state at the start is a hash of (seed, stream, request id). The numbers therefore do not depend on the number
+of draft tokens, on preemptions, on retries, or on the replica that computes a token.
 
 A draft token is tested with the random number of its output position. A pass that begins to draft at output
-position p asks at place j = 1, 2, ... the number u[p + j - 1]:
+position p uses the number u[p + j - 1] at place j = 1, 2, ...:
 
     chain   the token at place j is accepted if u < rate_j and all tokens before it are
     tree    the children of a node are disjoint events: rank 1 is accepted if u < rate_j1, rank 2 if
-            rate_j1 <= u < rate_j1 + rate_j2, and so on; the pass goes on from the accepted child
-
-A pass asks no number that an earlier pass of the request has asked: that one accepts a tokens, the target
-model itself adds the one at p + a, and the next pass drafts from p + a + 1. Passes are therefore independent.
+            rate_j1 <= u < rate_j1 + rate_j2, and so on; the pass continues from the accepted child A pass
+            never uses a number of an earlier pass of the request: if that pass accepts a tokens, the target
+            model itself adds the token at p + a, and the next pass drafts from p + a + 1. Passes are
+            therefore independent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _UNUSED_BITS = np.uint64(11)  # a float has 53 bits
 
 
 def start_state(seed: int, stream: str, request_id: int) -> int:
-    """Returns the state from which the numbers of a request are counted."""
+    """Returns the initial state of the numbers of a request."""
     digest = blake2b(f"{seed}/{stream}/{request_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -81,7 +81,7 @@ def _multiples_of_gamma(count: int) -> NDArray[np.uint64]:
 
 
 def accepted_of_chain(u: NDArray[np.float64], rates_K: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Counts the accepted tokens of drafts of K tokens, for each position of u but the last K - 1."""
+    """Counts the accepted tokens of drafts of K tokens, for each position of u except the last K - 1."""
     *rates, last_rate = rates_K.tolist()
     num_positions = len(u) - len(rates)
     accepted: NDArray[np.uint8] = (u[len(rates) :] < last_rate).view(np.uint8)
@@ -94,7 +94,7 @@ def accepted_of_chain(u: NDArray[np.float64], rates_K: NDArray[np.float64]) -> N
 def accepted_of_tree(
     u: NDArray[np.float64], rates_KR: NDArray[np.float64], tree: TokenTree
 ) -> NDArray[np.uint8]:
-    """Counts the accepted tokens of trees, for each position of u but the last tree.depth - 1.
+    """Counts the accepted tokens of trees, for each position of u except the last tree.depth - 1.
 
     rates_KR: probability by place and rank that a child is the target's token if its parent is.
     """
@@ -142,7 +142,7 @@ def with_ranks(rates_K: NDArray[np.float64], num_ranks: int, rank_decay: float) 
 def verdicts_of(
     rates_KR: NDArray[np.float64], request: Request, seed: int, num_positions: int, proposer: Proposer
 ) -> Verdicts:
-    """Draws the verdicts on a request of which the drafts have the given rates by place and rank."""
+    """Draws the verdicts on a request whose drafts have the given rates by place and rank."""
     u = uniforms(seed, STREAM, request.request_id, num_positions + len(rates_KR) - 1)
     if proposer.tree is None:
         return Verdicts(accepted_of_chain(u, rates_KR[:, 0]))
@@ -158,7 +158,7 @@ def mean_accepted_length(rate: float, num_draft_tokens: int) -> float:
 
 
 def require_rates(name: str, rates: Sequence[float]) -> None:
-    """Raises ValueError for an empty list and for a rate that is no probability."""
+    """Raises ValueError for an empty list and for a rate that is not a probability."""
     if not rates:
         raise ValueError(f"{name}=[]: must have one rate per draft token")
     for place, rate in enumerate(rates, 1):

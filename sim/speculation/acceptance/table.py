@@ -1,7 +1,7 @@
 """Acceptance as counted in an engine, by task and place.
 
-The table also says how often the proposer has found draft tokens at all, which matters for n-gram and suffix
-matching. How far a draft goes and how far it is accepted are drawn independently.
+The table also records how often the proposer found any draft tokens, which matters for n-gram and suffix
+matching. The length of a draft and its accepted length are drawn independently.
 
 The table is a CSV file with one row per task and place:
 
@@ -9,10 +9,9 @@ The table is a CSV file with one row per task and place:
     chat,1,1000,1000,760
     chat,2,1000,1000,540
 
-passes: decoding passes of the task's sequences; drafted: those with a draft token at this place (1, 2, ...);
-accepted: those in which it was accepted, which implies all places before it.
-
-The task of a request is that of its tenant, a given one, or drawn.
+passes: decoding passes of the task's sequences; drafted: passes with a draft token at this place (1, 2, ...);
+accepted: passes in which it was accepted, which implies all earlier places. The task of a request follows
+from its tenant, is fixed, or is drawn.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class TaskCounts:
     def rates(self) -> list[float]:
         """Computes the probability by place that a draft token is accepted if it is drafted and reached.
 
-        How far a draft goes and how far it is accepted are taken to be independent; both shares then come out
-        as counted. A place that no pass has reached has rate 0.
+        The length of a draft and its accepted length are assumed independent; both shares then equal the
+        counts. A place that no pass has reached has rate 0.
         """
         found, reached = [], float(self.drafted[0])
         for place, accepted in enumerate(self.accepted):
@@ -149,7 +148,7 @@ def require_tasks(task: str | None, tasks: Mapping[str, str], known: Collection[
 def task_of(
     request: Request, seed: int, task: str | None, tasks: Mapping[str, str], known: tuple[str, ...]
 ) -> str:
-    """Returns the task of a request: that of its tenant, else `task`, else one drawn of all, equally likely.
+    """Returns the task of a request: its tenant's, else `task`, else one drawn uniformly.
 
     All requests of a session have the same task.
     """
@@ -162,7 +161,7 @@ def task_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table(Checked):
-    """Accepts a draft token with the share that was counted for its task and place."""
+    """Accepts a draft token with the counted share of its task and place."""
 
     path: Path
     """CSV file with the columns task, place, passes, drafted, accepted."""
@@ -171,7 +170,7 @@ class Table(Checked):
     tasks: Mapping[str, str] = field(default_factory=dict)
     """Tenant -> task of its requests."""
     rank_decay: Share = 0.32
-    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
+    """For trees: the ratio of the rate of further ranks (if earlier ranks missed) to the rate of rank 1."""
     _by_task: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
         init=False, repr=False, compare=False
     )
@@ -214,7 +213,7 @@ def table_verdicts(
 ) -> Verdicts:
     """Draws the verdicts of a request.
 
-    rates_K: probability by place that a draft token is accepted if those before it are. shares_K: share of
+    rates_K: probability by place that a draft token is accepted if all earlier ones are. shares_K: share of
     the passes with a draft token at a place. rank_decay: see `Table`.
     """
     rates_KR = with_ranks(rates_K, num_ranks(proposer), rank_decay)

@@ -1,11 +1,11 @@
-"""Acceptance from token ids: what matching finds in recorded texts, compared with the output.
+"""Acceptance from token ids: drafts that matching finds in recorded texts, compared with the output.
 
-A draft token is accepted if it is the recorded output's token, as with greedy decoding. What the proposer
-finds follows from the same texts (`policies.speculation.matching`), so that no number is drawn. A request is
-found in the file by the content of its prompt, which `workload=token_ids_jsonl` reads from the same file.
+A draft token is accepted if it equals the recorded output's token, as with greedy decoding. The proposer's
+drafts follow from the same texts (`policies.speculation.matching`), so no random number is drawn. A request
+is found in the file by the content of its prompt, which `workload=token_ids_jsonl` reads from the same file.
 
-Suffix decoding also looks at earlier answers. Those of the requests before in the file count as complete, so
-that verdicts do not depend on when answers are generated.
+Suffix decoding also looks at earlier answers. The answers of earlier requests in the file count as complete,
+so verdicts do not depend on the times at which answers are generated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TextAcceptance:
     path: Path
     """JSON lines with prompt_token_ids and output_token_ids: the file of workload=token_ids_jsonl."""
     otherwise: Acceptance
-    """Acceptance of requests that are not in the file, or of which the recorded output is shorter."""
+    """Acceptance of requests that are not in the file, or whose recorded output is shorter."""
     _texts: Texts = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Texts:
         self._answers: Text | None = None
 
     def row_of(self, request: Request, num_positions: int) -> int | None:
-        """Returns the row of the text of a request; None: it has none, or a shorter output."""
+        """Returns the row of a request's text; None: it has no text, or a shorter output."""
         content = tuple(segment.content_id for segment in request.prompt.segments)
         rows = self._rows.get(content, [])
         row = request.request_id if request.request_id in rows else next(iter(rows), None)
